@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator import torch_compat
-from gyrator.cache.store import digest, file_digest
+from gyrator.cache.store import digest, files_digest
 from gyrator.config import Config
 from gyrator.ir.symbols import evaluated, python_text
 from gyrator.ir.volume import rounded_hint
@@ -106,7 +106,7 @@ def source_digest() -> str:
     """A digest of gyrator's own sources and headers: another compiler makes other code."""
     root = Path(__file__).resolve().parent.parent
     paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".txt"))
-    return digest("\n".join(f"{path.relative_to(root)} {file_digest(path)}" for path in paths))
+    return files_digest(*paths)
 
 
 def _modes() -> str:

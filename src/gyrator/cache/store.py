@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -166,6 +167,12 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@cache
+def files_digest(*paths: Path) -> str:
+    """SHA-256 of the names and contents of files that stay as they are while the process lasts."""
+    return digest("\n".join(f"{path.name} {file_digest(path)}" for path in paths))
 
 
 def _notes_digest(notes: Mapping[str, Json]) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gyrator.cache.store import Entry, Store, digest
+from gyrator.cache.store import Entry, Store, digest, files_digest
 from gyrator.codegen.cpp import CppKernel
 from gyrator.errors import KernelBuildError
 from gyrator.origin import Origin
@@ -24,6 +24,7 @@ from gyrator.runtime.toolchain import Toolchain
 from gyrator.session import Count, Session
 
 INCLUDE = Path(__file__).resolve().parent / "include"
+HEADERS = sorted(INCLUDE.glob("*.h"))
 LAUNCHER_SOURCE = INCLUDE / "launch.cpp"
 LAUNCHER = "launcher"
 
@@ -183,7 +184,7 @@ def start_build(
     kernels: Sequence[CppKernel], toolchain: Toolchain, store: Store, session: Session, origins: Mapping[str, Origin]
 ) -> Build:
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
-    base = digest(f"{toolchain.key()}\n{headers_digest()}")
+    base = digest(f"{toolchain.key()}\n{files_digest(*HEADERS)}")
     builder = _Builder(toolchain, base, store, session, origins, CompilerRuns())
     noted = {k.name: entry for k in kernels if (entry := store.find(builder.kernel_key(k), session.warn))}
     wanted = {name: entry.notes["library"] for name, entry in noted.items()}
@@ -214,12 +215,6 @@ def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]
         open_groups = [g for g in groups if len(g) < KERNELS_PER_RUN]
         min(open_groups, key=lambda g: sum(lines[k.name] for k in g)).append(kernel)
     return [group for group in groups if group]
-
-
-@lru_cache(maxsize=1)
-def headers_digest() -> str:
-    """A digest of all headers."""
-    return digest("\n".join(p.read_text("utf-8") for p in sorted(INCLUDE.glob("*.h"))))
 
 
 def without_comments(text: str, mark: str) -> str:

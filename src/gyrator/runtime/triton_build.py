@@ -10,14 +10,14 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
-from gyrator.cache.store import Store, digest
+from gyrator.cache.store import Store, digest, files_digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
@@ -31,7 +31,9 @@ from gyrator.session import Count, Session
 OLDEST_TRITON = "3.6"
 LOWEST_CAPABILITY = 80
 
-_LIBRARY = (Path(__file__).with_name("triton_ops.py"), *sorted(Path(__file__).parents[1].glob("templates/*.py")))
+_TEMPLATES = sorted(Path(__file__).parents[1].glob("templates/*.py"))
+_LIBRARY = (Path(__file__).with_name("triton_ops.py"), *_TEMPLATES, PROGRAM)
+"""What a binary depends on beside its request: the device library, templates, the program that compiles."""
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
 
 
@@ -44,7 +46,7 @@ class GpuTarget:
 
     def key(self) -> str:
         """A text for keys of the cache."""
-        return f"sm_{self.capability} Triton {self.triton} {_library_digest()}"
+        return f"sm_{self.capability} Triton {self.triton} {files_digest(*_LIBRARY)}"
 
 
 def find_target(config: Config, device: torch.device) -> GpuTarget:
@@ -58,11 +60,7 @@ def find_target(config: Config, device: torch.device) -> GpuTarget:
     if TorchVersion(triton) < OLDEST_TRITON:
         needed, hint = f"{OLDEST_TRITON} or later", f"pip install 'triton>={OLDEST_TRITON}'"
         raise DeviceUnsupported(f"Triton {triton}", needed, hint)
-    return GpuTarget(_capability(config.cuda_capability, device), triton)
-
-
-def _capability(asked: int, device: torch.device) -> int:
-    needed = "one of compute capability 8.0 or later"
+    asked, needed = config.cuda_capability, "one of compute capability 8.0 or later"
     if not asked and not torch.cuda.is_available():
         hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
         raise DeviceUnsupported("no GPU was found", needed, hint)
@@ -71,7 +69,7 @@ def _capability(asked: int, device: torch.device) -> int:
         name = "the GPU of the option cuda_capability" if asked else torch.cuda.get_device_name(device)
         hint = "move the model to the CPU, or leave it uncompiled"
         raise DeviceUnsupported(f"{name} has compute capability {major}.{minor}", needed, hint)
-    return 10 * major + minor
+    return GpuTarget(10 * major + minor, triton)
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
@@ -196,11 +194,4 @@ def find_binary(key: str, store: Store, session: Session) -> Binary | None:
 def binary_key(request: Mapping[str, Any], triton: str) -> str:
     """The key in the store of what a worker is asked for."""
     plain = {**request, "source": without_comments(request["source"], "#")}
-    return digest(f"{triton} {_library_digest()}\n{json.dumps(plain, sort_keys=True)}")
-
-
-@lru_cache(maxsize=1)
-def _library_digest() -> str:
-    """Of the device library, of templates, and of the program that compiles."""
-    texts = [path.read_text("utf-8") for path in (*_LIBRARY, PROGRAM)]
-    return digest("\n".join(texts))
+    return digest(f"{triton} {files_digest(*_LIBRARY)}\n{json.dumps(plain, sort_keys=True)}")
