@@ -5,7 +5,7 @@ shell rebuilds it by repeating its views on the tensor that owns the memory, out
 autograd and later in-place writes see the same aliasing as in eager."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -34,19 +34,11 @@ class Number:
 
 
 @dataclass(frozen=True)
-class ReplayedView:
-    """A view to repeat; symbolic arguments are `Number`s. `tracks_grad` is False for one made under no_grad."""
-
-    view: View
-    tracks_grad: bool
-
-
-@dataclass(frozen=True)
 class FromGraph:
-    """The output is result `result` of the compiled graph, through `views`."""
+    """The output is result `result` of the compiled graph, through `views`, whose symbolic arguments are `Number`s."""
 
     result: int
-    views: tuple[ReplayedView, ...] = ()
+    views: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class FromInput:
     """The output is input `input` itself or, through `views`, a view of it, after all updates."""
 
     input: int
-    views: tuple[ReplayedView, ...] = ()
+    views: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,10 +79,11 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Forward:
-    """How the program's outputs come from the results of the forward half.
+class Program:
+    """A traced program besides its graphs: how its outputs come from the results of the forward half.
 
     Attributes:
+        inputs: number of inputs.
         updates: inputs to overwrite, in order.
         changes: inputs whose metadata changes, in order.
         sources: for each flat output of the program where it comes from.
@@ -98,8 +91,11 @@ class Forward:
         offsets: inputs whose storage offset the graphs rely on, with that offset.
         moves: inputs that take the memory of another tensor (`x.data = y`), after all else, and where that comes from.
         grad_mode: whether the program leaves autograd on.
+        constants: further inputs that the program holds.
+        autocast: whether autocast was on, so that it must be off inside.
     """
 
+    inputs: int
     updates: tuple[Update, ...]
     changes: tuple[MetadataChange, ...]
     sources: tuple[Source, ...]
@@ -107,10 +103,12 @@ class Forward:
     offsets: tuple[tuple[int, int], ...] = ()
     moves: tuple[tuple[int, Source], ...] = ()
     grad_mode: bool = True
+    constants: tuple[Tensor, ...] = ()
+    autocast: bool = False
 
 
 def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """`Forward.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
+    """`Program.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
     return tuple(
         (position, int(value.storage_offset()))
         for position, value in enumerate(inputs)
@@ -220,30 +218,29 @@ class _Results:
             return FromGraph(base, self._chain(value, start))
         return FromGraph(self.tensor(value, True))
 
-    def _chain(self, value: Tensor, start: Alias | None) -> tuple[ReplayedView, ...]:
+    def _chain(self, value: Tensor, start: Alias | None) -> tuple[View, ...]:
         """The views that lead from `start`, a detached root, or else from the root to `value`.
 
         A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in
         eager: its value, a result, is written to it. For ``v = y.detach(); v.mul_(x)`` that is ``v.copy_(result)``."""
-        views: list[ReplayedView] = []
+        views: list[View] = []
         link = self.recorder.alias_of(value)
         tied = self._owner(link) if value.requires_grad else None
         while link.parent is not None and link is not start and link.view is not None:
             if link is tied:
                 written = Number(self.tensor(self.recorder.tensors_of(link)[0], False))
-                views += [ReplayedView(View(aten.copy_.default, (written,), {}), True), ReplayedView(DETACH, True)]
-            view = link.view
-            args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
-            views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
+                views += [View(aten.copy_.default, (written,), {}), DETACH]
+            args, kwargs = mapped((link.view.args, dict(link.view.kwargs)), self.number)
+            views.append(replace(link.view, args=args, kwargs=kwargs))
             link = link.parent
         if start is not None and link is not start:
-            views.append(ReplayedView(DETACH, True))
+            views.append(DETACH)
         return tuple(reversed(views))
 
 
 def describe_outputs(
     recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
-) -> tuple[Forward, tuple[Result, ...]]:
+) -> tuple[Program, tuple[Result, ...]]:
     """Describes what a traced program did to the inputs that it ran on, which had these autograd nodes before, and what
     it returned; the results that its graph must give for that.
 
@@ -264,4 +261,4 @@ def describe_outputs(
         for tensor, op, args in recorder.metadata_changes
         if id(tensor) in positions
     )
-    return Forward(updates, changes, sources, structure, moves=moves), tuple(results.found)
+    return Program(len(inputs), updates, changes, sources, structure, moves=moves), tuple(results.found)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
+from gyrator.autograd.aliasing import Program
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose, merge_equal_calls
 from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
@@ -27,7 +28,7 @@ from gyrator.autograd.partition.min_cut import min_cut
 from gyrator.autograd.partition.plan import JointGraph, PartitionFunction
 from gyrator.autograd.partition.recompute import seed_recomputed
 from gyrator.autograd.partition.split import Halves, behind_loss, inference_graph, split, without_zeros
-from gyrator.autograd.shell import Program, make_shell
+from gyrator.autograd.shell import make_shell
 from gyrator.errors import InternalCheckError
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -78,11 +79,11 @@ def assemble(
     without that, in case that other results are differentiated after all."""
     program, run = traced.program, traced.run
     given = (*example_inputs, *program.constants)
-    written = [update.input for update in program.forward.updates]
+    written = [update.input for update in program.updates]
     frozen = not torch.is_inference_mode_enabled() and any(given[position].is_inference() for position in written)
     if overlapping(given, written) or negated(given, written) or frozen:
         return gm.forward
-    enabled, after = torch.is_grad_enabled(), program.forward.grad_mode
+    enabled, after = torch.is_grad_enabled(), program.grad_mode
     within = enabled or isinstance(run, Differentiable)  # the program itself enables gradients
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
@@ -175,7 +176,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
     program, placeholders, outputs = joint.program, tuple(graph.find_nodes(op="placeholder")), _outputs(graph)
     primals = placeholders[: program.inputs + len(program.constants)]
-    moved = {position for position, _ in program.forward.moves}
+    moved = {position for position, _ in program.moves}
     static = {primals[position] for position in {*inputs.static} - moved} | set(primals[program.inputs :])
     return JointGraph(
         graph=graph,
@@ -184,7 +185,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
         results=outputs[: len(joint.results)],
         gradients=outputs[len(joint.results) :],
         static=frozenset(static),
-        updated=frozenset(primals[update.input] for update in program.forward.updates),
+        updated=frozenset(primals[update.input] for update in program.updates),
     )
 
 
@@ -263,7 +264,7 @@ def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
 
 def _updates(joint: Joint) -> tuple[Update, ...]:
     """Updates that compiled graphs write: those that autograd need not see."""
-    return tuple(update for update in joint.program.forward.updates if not update.tracked)
+    return tuple(update for update in joint.program.updates if not update.tracked)
 
 
 def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:

@@ -45,14 +45,12 @@ class Root:
 
 @dataclass(slots=True, eq=False)
 class Alias:
-    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`; it was
-    made with gradient tracking on or off, which a rebuild of it must repeat."""
+    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
 
     root: Root
     parent: Alias | None
     view: View | None
     node: Node
-    tracks_grad: bool = True
     generation: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Result, describe_outputs, pinned_offsets
+from gyrator.autograd.aliasing import Program, Result, describe_outputs, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
@@ -33,7 +33,6 @@ from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.shell import Program
 from gyrator.autograd.written_attention import attend, dropout_rate
 from gyrator.errors import UnsupportedOperator
 
@@ -81,7 +80,7 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
         with recorder:
             outputs = runner.run(*arguments)
         build.origin = {}
-        forward, results = describe_outputs(recorder, arguments, before, outputs)
+        program, results = describe_outputs(recorder, arguments, before, outputs)
         tracked = {k: r.tensor for k, r in enumerate(results) if r.tensor is not None and r.tensor.requires_grad}
         gradients: tuple[int, ...] = ()
         nodes: list[Node | None] = [result.node for result in results]
@@ -89,9 +88,13 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
             gradients, gradient_nodes = _backward(runner, recorder, leaves, [*tracked.values()])
             nodes += gradient_nodes
         build.graph.output(tuple(nodes))
-        forward = replace(forward, offsets=pinned_offsets(recorder, leaves), grad_mode=torch.is_grad_enabled())
-    constants = tuple(value for _, value in recorder.constants)
-    program = Program(forward, len(arguments), constants, torch_compat.autocast_enabled())
+        program = replace(
+            program,
+            offsets=pinned_offsets(recorder, leaves),
+            constants=tuple(value for _, value in recorder.constants),
+            grad_mode=torch.is_grad_enabled(),
+            autocast=torch_compat.autocast_enabled(),
+        )
     return Joint(build, program, results, tuple(tracked), gradients)
 
 

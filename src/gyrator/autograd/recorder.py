@@ -245,25 +245,25 @@ class Recorder(TorchDispatchMode):
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
-        tracks = torch.is_grad_enabled()
-        view, node = View(func, tuple(others), dict(kwargs)), read(parent, self.build)
+        view = View(func, tuple(others), dict(kwargs), tracks_grad=torch.is_grad_enabled())
+        node = read(parent, self.build)
         if func not in IDENTITY_VIEWS:
             node = self._append(func, (node, *others), kwargs, out)
         if isinstance(out, Tensor):
-            self._bind(out, Alias(parent.root, parent, view, node, tracks))
+            self._bind(out, Alias(parent.root, parent, view, node))
             return
         for index, item in enumerate(out):
             part = self.build.result(node, index)
-            self._bind(item, Alias(parent.root, parent, replace(view, index=index), part, tracks))
+            self._bind(item, Alias(parent.root, parent, replace(view, index=index), part))
 
     def _metadata(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         target, *others = args
         op, parent = behaviour(func).functional, self.alias_of(target)
         assert op is not None
-        view = View(op, tuple(others), dict(kwargs))
+        view = View(op, tuple(others), dict(kwargs), tracks_grad=torch.is_grad_enabled())
         self.metadata_changes.append((target, func, tuple(others)))
         node = self._append(view.op, (read(parent, self.build), *others), kwargs, target)
-        self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))
+        self._bind(target, Alias(parent.root, parent, view, node))
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         how = behaviour(func)

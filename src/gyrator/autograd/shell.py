@@ -9,38 +9,20 @@ Which steps are needed is decided once. A program without mutation, aliased outp
 
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, Number, ReplayedView, Source
+from gyrator.autograd.aliasing import FromGraph, FromInput, Number, Program, Source
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
+from gyrator.autograd.views import View
 
 _NUMBERS = count()
-
-
-@dataclass(frozen=True)
-class Program:
-    """Everything the shell needs to know about one program besides its graphs.
-
-    Attributes:
-        forward: how outputs come from results.
-        inputs: number of inputs.
-        constants: further inputs that the program holds.
-        autocast: whether autocast was on, so that it must be off inside.
-    """
-
-    forward: Forward
-    inputs: int
-    constants: tuple[Tensor, ...]
-    autocast: bool
 
 
 def make_shell(program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +41,7 @@ class _Writer:
         self._lines: list[str] = []
 
     def compiled(self) -> Callable[..., Any]:
-        program, forward = self._program, self._program.forward
+        program = self._program
         constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
         given = f"[*args{constants}]"
         call = f"run({given})"
@@ -67,19 +49,19 @@ class _Writer:
         self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")
-        for update in forward.updates:
+        for update in program.updates:
             target = self._input(update.input)
             if update.tracked:
                 self._lines.append(f"    {target}.copy_(results[{update.output}])")
             else:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
-        for change in forward.changes:
+        for change in program.changes:
             args = "".join(f", {self._argument(arg)}" for arg in change.args)
             self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
-        outputs = [self._output(source) for source in forward.sources]
-        self._lines += [f"    {self._input(k)}.data = {self._output(source)}" for k, source in forward.moves]
+        outputs = [self._output(source) for source in program.sources]
+        self._lines += [f"    {self._input(k)}.data = {self._output(source)}" for k, source in program.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
-        structure, leaves = forward.structure, len(outputs)
+        structure, leaves = program.structure, len(outputs)
         is_flat = structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
         if is_flat and len(self._lines) == 2 and outputs == [f"results[{k}]" for k in range(leaves)]:
             self._lines[1] = f"    {within}return {call}"  # nothing else happens
@@ -91,10 +73,10 @@ class _Writer:
 
     def _surprises(self, given: str) -> list[str]:
         """Conditions under which a call's inputs lie in memory as the trace did not assume, or have tangents."""
-        forward = self._program.forward
+        program = self._program
         found = [f"{self._name(torch.autograd.forward_ad, 'forward_ad')}.{torch_compat.DUAL_LEVEL} >= 0"]
-        found += [f"args[{at}].storage_offset() != {offset}" for at, offset in forward.offsets]
-        written = tuple(update.input for update in forward.updates)
+        found += [f"args[{at}].storage_offset() != {offset}" for at, offset in program.offsets]
+        written = tuple(update.input for update in program.updates)
         if written:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
@@ -106,17 +88,16 @@ class _Writer:
             return self._viewed(self._input(source.input), source.views)
         return self._argument(source.value)
 
-    def _viewed(self, base: str, views: Sequence[ReplayedView]) -> str:
+    def _viewed(self, base: str, views: Sequence[View]) -> str:
         if not views:
             return base
         name = f"view_{len(self._lines)}"
         self._lines.append(f"    {name} = {base}")
-        for replayed in views:
-            view = replayed.view
+        for view in views:
             args = "".join(f", {self._argument(arg)}" for arg in view.args)
             args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
             index = "" if view.index is None else f"[{view.index}]"
-            within = "" if replayed.tracks_grad else f"with {self._name(torch.no_grad, 'no_grad')}(): "
+            within = "" if view.tracks_grad else f"with {self._name(torch.no_grad, 'no_grad')}(): "
             if view.op is torch.ops.aten.copy_.default:  # of its own value: backward may have saved this memory
                 within = f"with {self._name(torch_compat.preserved_version, 'preserved_version')}({name}): "
             self._lines.append(f"    {within}{name} = {self._name(view.op, 'op')}({name}{args}){index}")

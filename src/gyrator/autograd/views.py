@@ -5,7 +5,7 @@ For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,12 +27,14 @@ class View:
         op: the operator; its first argument is the parent.
         args, kwargs: the other arguments.
         index: which result, for operators that return several; None for one.
+        tracks_grad: whether autograd was on when it was made, which a repetition of it must respect.
     """
 
     op: OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     index: int | None = None
+    tracks_grad: bool = field(default=True, compare=False)
 
 
 Inverse = Callable[[View, Node, Node], Call | None]
