@@ -60,15 +60,6 @@ Source: TypeAlias = FromGraph | FromInput | Literal
 
 
 @dataclass(frozen=True)
-class MetadataChange:
-    """An in-place view of an input, to be repeated on the caller's tensor: `t_`, `squeeze_`, …"""
-
-    input: int
-    op: Any
-    args: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class Result:
     """A result of the forward half as it was traced: its node, the tensor that autograd knows (None for what it does
     not see), and whether the user sees its strides."""
@@ -85,7 +76,7 @@ class Program:
     Attributes:
         inputs: number of inputs.
         updates: inputs to overwrite, in order.
-        changes: inputs whose metadata changes, in order.
+        changes: inputs that become views of themselves in place (`t_`, `squeeze_`, …), in order.
         sources: for each flat output of the program where it comes from.
         structure: how flat outputs are arranged.
         offsets: inputs whose storage offset the graphs rely on, with that offset.
@@ -97,7 +88,7 @@ class Program:
 
     inputs: int
     updates: tuple[Update, ...]
-    changes: tuple[MetadataChange, ...]
+    changes: tuple[tuple[int, View], ...]
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
     offsets: tuple[tuple[int, int], ...] = ()
@@ -145,6 +136,11 @@ class _Results:
         """A symbolic number as a `Number`; anything else unchanged."""
         node = self.recorder.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
         return Number(self.value(node)) if isinstance(node, Node) else node
+
+    def replayed(self, view: View) -> View:
+        """A view whose symbolic arguments are `Number`s."""
+        args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
+        return replace(view, args=args, kwargs=kwargs)
 
     def updates(self, inputs: Sequence[Any], grad_fns: Sequence[Any]) -> Iterator[Update]:
         """The new values of inputs and constants that were written."""
@@ -230,8 +226,7 @@ class _Results:
             if link is tied:
                 written = Number(self.tensor(self.recorder.tensors_of(link)[0], False))
                 views += [View(aten.copy_.default, (written,), {}), DETACH]
-            args, kwargs = mapped((link.view.args, dict(link.view.kwargs)), self.number)
-            views.append(replace(link.view, args=args, kwargs=kwargs))
+            views.append(self.replayed(link.view))
             link = link.parent
         if start is not None and link is not start:
             views.append(DETACH)
@@ -256,9 +251,6 @@ def describe_outputs(
     bases = results.bases([*flat, *taken.values()])
     sources = tuple(results.source(value, bases) for value in flat)
     moves = tuple((k, results.source(value, bases)) for k, value in taken.items())
-    changes = tuple(
-        MetadataChange(positions[id(tensor)], op, mapped(args, results.number))
-        for tensor, op, args in recorder.metadata_changes
-        if id(tensor) in positions
-    )
+    changed = [(positions[id(x)], view) for x, view in recorder.metadata_changes if id(x) in positions]
+    changes = tuple((position, results.replayed(view)) for position, view in changed)
     return Program(len(inputs), updates, changes, sources, structure, moves=moves), tuple(results.found)

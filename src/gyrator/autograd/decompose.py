@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, inherited, mapped, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import Effect, behaviour, is_statement
-from gyrator.autograd.fake_results import metadata_key
+from gyrator.autograd.fake_results import metadata_key, same_sizes
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
@@ -135,7 +134,7 @@ class _Pass:
             node = recorder.build.converted(node, wanted.dtype)
             given = node.meta["val"]
         ours, theirs = metadata_key(given), metadata_key(wanted)
-        if not _same_sizes(given, wanted) or ours[2:4] != theirs[2:4]:
+        if not same_sizes(given.shape, wanted.shape) or ours[2:4] != theirs[2:4]:
             problem = f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
             raise InternalCheckError("decompose", problem)
         if ours[0] != theirs[0] or (ours[1] != theirs[1] and wanted.numel() != 0):
@@ -160,14 +159,6 @@ class _Pass:
                 pasted.meta.update(meta)
                 pasted.meta["val"] = call.meta["val"]
         return map_aggregate(template.output_node().args[0], filled)
-
-
-def _same_sizes(given: Tensor, wanted: Tensor) -> bool:
-    """Whether two shapes agree; expressions that are written differently agree if their sizes do."""
-    return len(given.shape) == len(wanted.shape) and all(
-        expression(ours) == expression(theirs) or guard_or_true(ours == theirs)
-        for ours, theirs in zip(given.shape, wanted.shape, strict=True)
-    )
 
 
 def _key(argument: Any, tensors: list[Node]) -> Any:

@@ -189,10 +189,14 @@ def _fitting(function: Callable[..., Any], part: Callable[..., Any], given: int,
     have the shape of `part` of the arguments, if that is known: where only a run tells the place, its size is new."""
     told = any(map(is_told_by_run, tree_leaves((args, kwargs))))
     whole, ours = args[given].shape if told else part(*args, **kwargs).shape, args[given].shape
-    fits = len(whole) == len(ours) and all(guard_or_true(a == b) for a, b in zip(whole, ours, strict=True))
-    if not fits:
+    if not same_sizes(whole, ours):
         raise RuntimeError(f"an operand of shape {tuple(whole)} is needed, not {tuple(ours)}")
     return function(*args, **kwargs)
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes agree, if their sizes do that are only known when the program runs."""
+    return len(one) == len(other) and all(guard_or_true(a == b) for a, b in zip(one, other, strict=True))
 
 
 def _indexed(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: Any) -> Tensor:

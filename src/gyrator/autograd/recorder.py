@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         self.policy: Callable[..., bool] | None = None
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
-        self.metadata_changes: list[tuple[Tensor, OpOverload, tuple[Any, ...]]] = []
+        self.metadata_changes: list[tuple[Tensor, View]] = []
         self.moves: dict[int, tuple[Tensor, Root]] = {}
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
         self._last_input: Node | None = None
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):
         op, parent = behaviour(func).functional, self.alias_of(target)
         assert op is not None
         view = View(op, tuple(others), dict(kwargs), tracks_grad=torch.is_grad_enabled())
-        self.metadata_changes.append((target, func, tuple(others)))
+        self.metadata_changes.append((target, replace(view, op=func)))
         node = self._append(view.op, (read(parent, self.build), *others), kwargs, target)
         self._bind(target, Alias(parent.root, parent, view, node))
 

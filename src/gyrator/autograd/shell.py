@@ -55,9 +55,8 @@ class _Writer:
                 self._lines.append(f"    {target}.copy_(results[{update.output}])")
             else:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
-        for change in program.changes:
-            args = "".join(f", {self._argument(arg)}" for arg in change.args)
-            self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
+        for position, view in program.changes:
+            self._lines.append(f"    {self._call(view, self._input(position))}")
         outputs = [self._output(source) for source in program.sources]
         self._lines += [f"    {self._input(k)}.data = {self._output(source)}" for k, source in program.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
@@ -94,14 +93,17 @@ class _Writer:
         name = f"view_{len(self._lines)}"
         self._lines.append(f"    {name} = {base}")
         for view in views:
-            args = "".join(f", {self._argument(arg)}" for arg in view.args)
-            args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
-            index = "" if view.index is None else f"[{view.index}]"
             within = "" if view.tracks_grad else f"with {self._name(torch.no_grad, 'no_grad')}(): "
             if view.op is torch.ops.aten.copy_.default:  # of its own value: backward may have saved this memory
                 within = f"with {self._name(torch_compat.preserved_version, 'preserved_version')}({name}): "
-            self._lines.append(f"    {within}{name} = {self._name(view.op, 'op')}({name}{args}){index}")
+            self._lines.append(f"    {within}{name} = {self._call(view, name)}")
         return name
+
+    def _call(self, view: View, viewed: str) -> str:
+        args = "".join(f", {self._argument(arg)}" for arg in view.args)
+        args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
+        index = "" if view.index is None else f"[{view.index}]"
+        return f"{self._name(view.op, 'op')}({viewed}{args}){index}"
 
     def _input(self, position: int) -> str:
         inputs = self._program.inputs

@@ -102,11 +102,7 @@ class _Source:
         """The parameters that an expression may point to."""
         if isinstance(node, ast.Name):
             return self.points.get(node.id, set())
-        if (
-            isinstance(node, ast.Call)
-            and self.of_user(node) is None
-            and self.name(node).startswith(("load", "atomic_"))
-        ):
+        if isinstance(node, ast.Call) and self.name(node).startswith(("load", "atomic_")):
             return set()
         return {name for child in ast.iter_child_nodes(node) for name in self.pointed(child)}
 
@@ -127,7 +123,9 @@ class _Source:
         return called if inspect.isfunction(called) and not called.__module__.startswith("triton.") else None
 
     def name(self, call: ast.Call) -> str:
-        """The name of a function of Triton, whatever the user imports it as, or of a method."""
+        """The name of a function of Triton, whatever the user imports it as, or of a method; "" for the user's own."""
+        if self.of_user(call) is not None:
+            return ""
         return getattr(self._called(call), "__name__", None) or ast.unparse(call.func).rpartition(".")[2]
 
     def _called(self, call: ast.Call) -> Any:
