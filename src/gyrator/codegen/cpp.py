@@ -367,7 +367,7 @@ class Loops(Expressions):
     # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
-        update = next((s for s in tree.walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
+        update = _update_of(carry, loop)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None or carry.last_wins else ""
@@ -385,8 +385,8 @@ class Loops(Expressions):
     def _width(self, carry: Carry, loop: Loop) -> int:
         """Lanes of the vectors with which ``carry`` is updated somewhere in ``loop``."""
         if self._is_vector(loop):
-            return loop.lanes if _updates(loop, carry) else 1
-        inner = [self._width(carry, i) for i in loop.body if isinstance(i, Loop) and _updates(i, carry)]
+            return loop.lanes if _update_of(carry, loop) else 1
+        inner = [self._width(carry, i) for i in loop.body if isinstance(i, Loop) and _update_of(carry, i)]
         return max(inner, default=1)
 
     def _is_vector(self, loop: Loop) -> bool:
@@ -440,8 +440,7 @@ class Loops(Expressions):
 
     def _combine(self, stage: Store, at: Address, text: str) -> None:
         """``value[index] combine= expr``; where lanes may hit the same element, one after the other."""
-        vector, dtype = self.lanes is not None, stage.value.dtype
-        op = _COMBINE[stage.combine]
+        vector, op = self.lanes is not None, _COMBINE[stage.combine]
         if stage.atomic or (vector and at.stride in (None, "0")):
             how = "atomic" if stage.atomic else "plain"
             offsets = f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
@@ -449,14 +448,10 @@ class Loops(Expressions):
             self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {at.offsets or offsets}, {text});")
             return
         target = self.fresh("to")
-        self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
+        self.emit(f"{type_name(stage.value.dtype)}* const {target} = {at.pointer};")
         at = replace(at, pointer=target)
         old = self.access("load", at, "", vector=vector)
-        if dtype.is_floating_point and dtype.itemsize < 4:
-            total = f"gy::cast<{type_name(dtype)}>(gy::{op}(gy::cast<float>({old}), gy::cast<float>({text})))"
-        else:
-            total = f"gy::{op}({old}, {text})"
-        self._write(at, total)
+        self._write(at, f"gy::combined<gy::by_{op}>({old}, {text})")
 
 
 def _is_small(loop: Loop) -> bool:
@@ -474,5 +469,5 @@ def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
     return (outer,)
 
 
-def _updates(loop: Loop, carry: Carry) -> bool:
-    return any(isinstance(s, Update) and s.carry == carry.name for s in tree.walk_stages(loop.body))
+def _update_of(carry: Carry, loop: Loop) -> Update | None:
+    return next((s for s in tree.walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)

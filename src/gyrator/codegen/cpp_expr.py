@@ -17,7 +17,7 @@ from math import inf
 import torch
 
 from gyrator.codegen.cpp_names import legal, literal, type_name
-from gyrator.codegen.texts import WIDTH, Blocks, Key, Lines, Printed, ordered_terms, sum_text
+from gyrator.codegen.texts import WIDTH, Blocks, Key, Lines, Printed
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative, substitute
@@ -405,10 +405,8 @@ class Expressions(Blocks[Term, Block]):
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
-        parts = [(c, [self._atom(a) for a in atoms]) for c, atoms in ordered_terms(index)]
-        text = sum_text([(c, [a.text for a in atoms]) for c, atoms in parts])
-        depth = max([a.depth for _, atoms in parts for a in atoms], default=0)
-        return Term(text, depth, name=len(index.terms) <= 1 and " " not in text)
+        text, atoms = self.sum_of(index, self._atom)
+        return Term(text, max([a.depth for a in atoms], default=0), name=len(index.terms) <= 1 and " " not in text)
 
     def _atom(self, atom: Atom) -> Term:
         known = self.find(atom)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from textwrap import TextWrapper
 from typing import Generic, TypeAlias, TypeVar
@@ -53,25 +53,6 @@ def checked_place(kernel: Kernel) -> Origin | None:
     return next(iter([*indexing, *kernel.origins]), None)
 
 
-def ordered_terms(index: Index) -> list[tuple[int, list[Atom]]]:
-    """The terms of an address from the outermost dimension inwards, what is subtracted last: the coefficient of each,
-    and its atoms, sizes last."""
-    terms = sorted(index.terms, key=lambda term: (term[1] < 0, -len(term[0]), -abs(term[1])))
-    return [(c, sorted(monomial, key=lambda atom: isinstance(atom, Size))) for monomial, c in terms]
-
-
-def sum_text(terms: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """A sum of products; each term is its coefficient and the texts of its other factors."""
-    text = ""
-    for c, factors in terms:
-        product = " * ".join([*factors, *([str(abs(c))] if abs(c) != 1 or not factors else [])])
-        if text:
-            text += f" {'-' if c < 0 else '+'} {product}"
-        else:
-            text = f"-{product}" if c < 0 else product
-    return text or "0"
-
-
 # -- blocks ------------------------------------------------------------------------------------------------
 Key: TypeAlias = Expr | Atom | Index
 
@@ -82,6 +63,11 @@ class Printed:
 
     text: str
     depth: int = 0
+
+    @property
+    def operand(self) -> str:
+        """The text as an operand."""
+        return self.text
 
 
 TermT = TypeVar("TermT", bound=Printed)
@@ -122,6 +108,21 @@ class Blocks(Generic[TermT, LinesT]):
     def find(self, key: Key) -> TermT | None:
         """What ``key`` was bound to, if it still holds."""
         return next((block.terms[key] for block in reversed(self.blocks) if key in block.terms), None)
+
+    def sum_of(self, index: Index, atom: Callable[[Atom], TermT]) -> tuple[str, list[TermT]]:
+        """The text of an address, from the outermost dimension inwards and what is subtracted last; and its atoms, that
+        `atom` prints, sizes last in each product."""
+        text, printed = "", list[TermT]()
+        for monomial, c in sorted(index.terms, key=lambda term: (term[1] < 0, -len(term[0]), -abs(term[1]))):
+            factors = [atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
+            printed += factors
+            number = [str(abs(c))] if abs(c) != 1 or not factors else []
+            product = " * ".join([*(factor.operand for factor in factors), *number])
+            if text:
+                text += f" {'-' if c < 0 else '+'} {product}"
+            else:
+                text = f"-{product}" if c < 0 else product
+        return text or "0", printed
 
     def is_used(self, ref: Ref) -> bool:
         """Whether anything reads the local."""

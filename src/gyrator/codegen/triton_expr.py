@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, tuple_of, type_name, typed_literal
-from gyrator.codegen.texts import Blocks, Key, Lines, Printed, checked_place, ordered_terms, sum_text
+from gyrator.codegen.texts import Blocks, Key, Lines, Printed, checked_place
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
@@ -274,10 +274,8 @@ class Expressions(Blocks[Term, Block]):
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An integer expression."""
-        parts = [(c, [self._atom(a) for a in atoms]) for c, atoms in ordered_terms(index)]
-        text = sum_text([(c, [a.operand for a in atoms]) for c, atoms in parts])
-        atom = " " not in text and not text.startswith("-")
-        return made_of(text, *[a for _, atoms in parts for a in atoms], atom=atom)
+        text, atoms = self.sum_of(index, self._atom)
+        return made_of(text, *atoms, atom=" " not in text and not text.startswith("-"))
 
     def _int64(self, index: Index) -> Term:
         if index.value is not None:

@@ -208,19 +208,15 @@ def _undilated(
     return sliding(shape, outputs, kernel, stride, padding, 1, *options)
 
 
-def _pool(forward: Pool, layout: Layout, rank: int, b: Builder, out: Any, x: TensorRef, *options: Any) -> Any:
-    shape = (out[0] if isinstance(out, tuple) else out).shape
-    windows = layout(x.shape[-rank:], shape[-rank:], *options)
-    return NotImplemented if windows is None else forward(windows, b, out, x)
-
-
-def _pool_backward(
-    backward: Pool, layout: Layout, rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, *rest: Any
+def _pool(
+    pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, given: TensorRef, *rest: Any
 ) -> Any:
-    """``rest``: the forward's options, then a maximum's indices."""
-    indices = [r for r in rest if isinstance(r, TensorRef)]
-    windows = layout(x.shape[-rank:], grad.shape[-rank:], *rest[: len(rest) - len(indices)])
-    return NotImplemented if windows is None else backward(windows, b, out, grad, *indices)
+    """``rest``: for ``backward`` the forward's input, then the options, then for that of a maximum its indices."""
+    shapes = given.shape[-rank:], (out[0] if isinstance(out, tuple) else out).shape[-rank:]
+    tensors = [r for r in rest if isinstance(r, TensorRef)]
+    options = [r for r in rest if not isinstance(r, TensorRef)]
+    windows = layout(*(reversed(shapes) if backward else shapes), *options)
+    return NotImplemented if windows is None else pool(windows, b, out, given, *tensors[1:])
 
 
 _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
@@ -234,8 +230,8 @@ _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
 def _of_rank(rank: int) -> Family:
     found: dict[OpOverload, Lowering] = {}
     for name, layout, forward, backward in _POOLS:
-        found |= rows(partial(_pool, forward, layout, rank), name.format(rank))
-        found |= rows(partial(_pool_backward, backward, layout, rank), f"{name.format(rank)}_backward")
+        found |= rows(partial(_pool, forward, layout, rank, False), name.format(rank))
+        found |= rows(partial(_pool, backward, layout, rank, True), f"{name.format(rank)}_backward")
     return found
 
 

@@ -10,7 +10,7 @@ extern "C" int32_t scatter_add(const int64_t* __restrict__ idx, const float* __r
       constexpr gy::lanes<16> lanes;
       const auto src_0 = gy::load(lanes, src + i * 768 + j);
       float* const to = table + gy::scalar(at0) * 768 + j;
-      gy::store(lanes, to, gy::add(gy::load(lanes, to), src_0));
+      gy::store(lanes, to, gy::combined<gy::by_add>(gy::load(lanes, to), src_0));
     }
   }
   return failed;

@@ -376,18 +376,20 @@ struct by_minimum { template <class V> GY_FN V operator()(V a, V b) const { retu
 struct plain {};
 struct atomic {};
 
-// One element: a op b, 16-bit and 8-bit floats in float.
-template <class Op, class T> GY_FN T combined(T a, T b) {
-  const auto x = broadcast<1>(a), y = broadcast<1>(b);
-  if constexpr (is_half<T> || is_f8<T>) return scalar(cast<T>(Op()(cast<float>(x), cast<float>(y))));
-  else return scalar(Op()(x, y));
+// a op b, 16-bit and 8-bit floats in float.
+template <class Op, class T, int L> GY_FN Vec<T, L> combined(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_half<T> || is_f8<T>) return cast<T>(Op()(cast<float>(a), cast<float>(b)));
+  else return Op()(a, b);
 }
-template <class Op, class T> GY_FN void combine_one(T* at, T value, plain) { *at = combined<Op>(*at, value); }
+template <class Op, class T> GY_FN T combined_one(T a, T b) {
+  return scalar(combined<Op>(broadcast<1>(a), broadcast<1>(b)));
+}
+template <class Op, class T> GY_FN void combine_one(T* at, T value, plain) { *at = combined_one<Op>(*at, value); }
 template <class Op, class T> GY_FN void combine_one(T* at, T value, atomic) {
   using Bits = uint<sizeof(T)>;
   Bits* const word = reinterpret_cast<Bits*>(at);
   Bits old = __atomic_load_n(word, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(word, &old, bits_as<Bits>(combined<Op>(bits_as<T>(old), value)), true,
+  while (!__atomic_compare_exchange_n(word, &old, bits_as<Bits>(combined_one<Op>(bits_as<T>(old), value)), true,
                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
