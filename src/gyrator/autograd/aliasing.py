@@ -27,15 +27,8 @@ DETACH = View(aten.detach.default, (), {})
 
 
 @dataclass(frozen=True)
-class Number:
-    """A symbolic number among a view's arguments: result `result` of the graph."""
-
-    result: int
-
-
-@dataclass(frozen=True)
 class FromGraph:
-    """The output is result `result` of the compiled graph, through `views`, whose symbolic arguments are `Number`s."""
+    """Result `result` of the compiled graph, through `views`: an output, or a number among a view's arguments."""
 
     result: int
     views: tuple[View, ...] = ()
@@ -133,12 +126,12 @@ class _Results:
         return len(self.found) - 1
 
     def number(self, value: Any) -> Any:
-        """A symbolic number as a `Number`; anything else unchanged."""
+        """A symbolic number as a result; anything else unchanged."""
         node = self.recorder.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
-        return Number(self.value(node)) if isinstance(node, Node) else node
+        return FromGraph(self.value(node)) if isinstance(node, Node) else node
 
     def replayed(self, view: View) -> View:
-        """A view whose symbolic arguments are `Number`s."""
+        """A view whose symbolic arguments are results."""
         args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
         return replace(view, args=args, kwargs=kwargs)
 
@@ -200,7 +193,7 @@ class _Results:
             return FromInput(self.inputs[id(value)])
         if isinstance(value, SYMBOLIC_TYPES):
             number = self.number(value)
-            return FromGraph(number.result) if isinstance(number, Number) else Literal(number)
+            return number if isinstance(number, FromGraph) else Literal(number)
         if not isinstance(value, Tensor):
             return Literal(value)
         alias = self.recorder.alias_of(value)
@@ -224,7 +217,7 @@ class _Results:
         tied = self._owner(link) if value.requires_grad else None
         while link.parent is not None and link is not start and link.view is not None:
             if link is tied:
-                written = Number(self.tensor(self.recorder.tensors_of(link)[0], False))
+                written = FromGraph(self.tensor(self.recorder.tensors_of(link)[0], False))
                 views += [View(aten.copy_.default, (written,), {}), DETACH]
             views.append(self.replayed(link.view))
             link = link.parent

@@ -27,9 +27,6 @@ from torch._ops import HigherOrderOperator
 from gyrator import torch_compat
 from gyrator.autograd.recorder import Recorder
 
-INDICES = ((0, None, None, None), (None, 0, None, None), (None, None, 0, None), (None, None, None, 0))
-"""For each vmap from the outermost, batch, to the innermost, key: which of (b, h, i, j) it runs over."""
-
 DEVICES, WIDEST, NO_BLOCKS = ("cuda",), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
 
@@ -76,7 +73,8 @@ def _mapped(call: Call, function: Any, scores: Tensor | None, places: Sequence[T
         return call(function, given)
 
     first = () if scores is None else (scores,)
-    for dims in reversed(INDICES):
+    for place in (3, 2, 1, 0):  # the innermost vmap runs over keys, the outermost over the batch
+        dims = [0 if k == place else None for k in range(4)]
         one = torch.vmap(one, in_dims=(*[0 for _ in first], *dims, *[None for _ in reads]))
     return one(*first, *places, *reads)
 

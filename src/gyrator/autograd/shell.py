@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import FromGraph, FromInput, Number, Program, Source
+from gyrator.autograd.aliasing import FromGraph, FromInput, Program, Source
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.views import View
@@ -112,8 +112,8 @@ class _Writer:
         return self._name(self._program.constants[position - inputs], "constant")
 
     def _argument(self, value: Any) -> str:
-        if isinstance(value, Number):
-            return f"results[{value.result}]"
+        if isinstance(value, FromGraph):
+            return self._output(value)
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._argument(item) for item in value) + "]"
         return repr(value) if type(value) in (int, bool, str, type(None)) else self._name(value, "value")

@@ -113,7 +113,8 @@ class _Lowering:
                 with blame(node, origin):
                     self.b.begin(node, origin)
                     self.env[node] = self._node(node)
-        outputs = [self._output(traced, end) for traced in flatten(end.args[0])]
+        shown = [(self._argument(traced), traced) for traced in flatten(end.args[0])]
+        outputs: list[Output] = [extern.argument(self.b, end, *pair, exact=True) for pair in shown]  # type: ignore[misc]
         changed = self._updates(updates, outputs)
         program = Program(
             name, tuple(self.inputs), tuple(self.b.nodes), tuple(outputs), changed, tuple(self.held),
@@ -229,9 +230,6 @@ class _Lowering:
         return whole(known.value, tensor.dtype)
 
     # -- where it ends --------------------------------------------------------------------------------------
-    def _output(self, traced: object, end: fx.Node) -> Output:
-        return extern.argument(self.b, end, self._argument(traced), traced, exact=True)  # type: ignore[return-value]
-
     def _updates(self, pairs: Sequence[tuple[int, int]], outputs: list[Output]) -> tuple[Update, ...]:
         """The outputs that are inputs' new values, which are taken off the ``outputs``."""
         changed: list[Update] = []
