@@ -22,7 +22,7 @@ from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, de
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, differentiable, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, negated, overlapping
-from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Pending, Size, Update
+from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, GraphKind, Pending
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.partition.min_cut import min_cut
 from gyrator.autograd.partition.plan import JointGraph, PartitionFunction
@@ -165,10 +165,9 @@ def aot_program(
         run = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
     else:
         graph = inference_graph(roles)
-        held = freeze(graph, _lasting(roles, (*example_inputs, *joint.program.constants))) if frozen else {}
-        strides = _strides(joint, graph)
-        info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
-        run = compiled(graph, info, held)().call
+        info = _info("inference", joint, roles, graph)
+        held = freeze(graph, _lasting(info, roles, (*example_inputs, *joint.program.constants))) if frozen else {}
+        run = compiled(graph, replace(info, frozen=bool(held)), held)().call
     return Traced(joint.program, run)
 
 
@@ -194,8 +193,7 @@ def _differentiable(
 ) -> Differentiable:
     """Forward and backward compiled, and how they are joined."""
     kept = halves.saved_values + len(halves.numbers)
-    info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
-    started_forward = compiled(halves.forward, info)
+    started_forward = compiled(halves.forward, _info("forward", joint, roles, halves.forward, kept))
     tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
     missing = behind_loss(roles.results, tangents, halves.backward.find_nodes(op="placeholder")) if for_loss else ()
     without_zeros(halves.backward, {tangents.pop(result) for result in missing})
@@ -249,29 +247,24 @@ def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
     return call
 
 
-def _static(roles: JointGraph) -> tuple[int, ...]:
-    return tuple(position for position, node in enumerate(roles.primals) if node in roles.static)
-
-
-def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
+def _lasting(info: GraphInfo, roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
     """By position, the parameters and buffers that the program does not write."""
     return {
         position: given[position]
-        for position in _static(roles)
+        for position in info.static_inputs
         if roles.primals[position] not in roles.updated and not isinstance(given[position], FakeTensor)
     }
 
 
-def _updates(joint: Joint) -> tuple[Update, ...]:
-    """Updates that compiled graphs write: those that autograd need not see."""
-    return tuple(update for update in joint.program.updates if not update.tracked)
-
-
-def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:
-    """The strides of outputs that the user sees, and of saved values, for which backward is compiled; else None."""
+def _info(kind: GraphKind, joint: Joint, roles: JointGraph, graph: Graph, saved: int = 0) -> GraphInfo:
+    """About the whole graph or its forward half. Compiled graphs write the updates that autograd need not see. Strides
+    are given of outputs that the user sees, and of saved values, for which backward is compiled."""
+    static = tuple(position for position, node in enumerate(roles.primals) if node in roles.static)
+    updates = tuple(update for update in joint.program.updates if not update.tracked)
     seen = [result.tensor if result.exact else None for result in joint.results]
-    saved = [node.meta["val"] if isinstance(node, Node) else node for node in _outputs(graph)[len(seen) :]]
-    return tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *saved))
+    kept = [node.meta["val"] if isinstance(node, Node) else node for node in _outputs(graph)[len(seen) :]]
+    strides = tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *kept))
+    return GraphInfo(kind, static, updates, strides, saved)
 
 
 def _outputs(graph: Graph) -> tuple[Any, ...]:

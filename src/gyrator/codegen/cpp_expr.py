@@ -31,13 +31,9 @@ _OURS = frozenset({"threads", "status", "failed", "lanes"})
 
 @dataclass(frozen=True, slots=True)
 class Term(Printed):
-    """A printed value, and whether it has a lane per iteration.
-
-    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's C++ literal.
-    """
+    """A printed value, and whether it has a lane per iteration. ``literal`` is a constant's C++ literal."""
 
     vector: bool = False
-    name: bool = False
     literal: str | None = None
 
 
@@ -139,7 +135,7 @@ class Expressions(Blocks[Term, Block]):
             case Load():
                 return self._named(e, self._load(e), legal(f"{e.value.name[:_STEM]}_"), wish)
             case IndexValue(index):
-                term = self.vector_index(index) if self.varies(index) else self._index_value(index)
+                term = self.vector_index(index) if self.varies(index) else self._spread(self.index(index), 1)
             case Checked():
                 return self._named(e, self._checked(e), "at", wish)
             case Random():
@@ -183,11 +179,7 @@ class Expressions(Blocks[Term, Block]):
         depth = max((t.depth for t in terms), default=0)
         wide = any(t.vector for t in terms)
         around += sum(len("gy::broadcast<16>()") for t in terms if wide and not t.vector)
-        while sum(len(t.text) for t in terms) + around > self.room(depth):
-            k = max(range(len(terms)), key=lambda k: 0 if terms[k].name else len(terms[k].text))
-            if terms[k].name:
-                break
-            terms[k] = self._named(exprs[k], terms[k], "t")
+        self.shorten(terms, self.room(depth) - around, lambda k: self._named(exprs[k], terms[k], "t"))
         return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
 
     def fitted(self, e: Expr, term: Term, room: int) -> Term:
@@ -213,10 +205,6 @@ class Expressions(Blocks[Term, Block]):
         return local
 
     # -- leaves --------------------------------------------------------------------------------------------
-    def _index_value(self, index: Index) -> Term:
-        term = self.index(index)
-        return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
-
     def _load(self, e: Load) -> Term:
         at = self._periodic(e) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
@@ -274,7 +262,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _random(self, e: Random) -> Term:
         vector = self.varies(e.offset)
-        offset = self.vector_index(e.offset) if vector else self._index_value(e.offset)
+        offset = self.vector_index(e.offset) if vector else self._spread(self.index(e.offset), 1)
         terms = self.together((e.seed, *e.args), 60)
         if any(t.vector for t in terms):
             problem = f"{e}: the seed and the bounds of random numbers are the same for all lanes"
@@ -414,9 +402,9 @@ class Expressions(Blocks[Term, Block]):
             return known
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
-                a, b = self._operand(num), self._operand(den)
+                a, b = self.index(num), self.index(den)
                 sign, name = ("/", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
-                text = f"{a.text} {sign} {b.text}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
+                text = f"{a.operand} {sign} {b.operand}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
             case Min(left, right) | Max(left, right):
                 a, b = self.index(left), self.index(right)
                 name = "min_index" if isinstance(atom, Min) else "max_index"
@@ -429,10 +417,6 @@ class Expressions(Blocks[Term, Block]):
         term = self.integer(text, max(a.depth, b.depth), "k")
         self.bind(atom, term)
         return term
-
-    def _operand(self, index: Index) -> Term:
-        term = self.index(index)
-        return term if term.name else replace(term, text=f"({term.text})")
 
     def integer(self, text: str, depth: int, stem: str) -> Term:
         """Name an ``int64_t`` in the block at ``depth``."""
@@ -450,7 +434,7 @@ class Expressions(Blocks[Term, Block]):
             text = f"gy::iota<{self.width}>({first.text}, {step.text})"
             parts.append(Term(text, max(first.depth, step.depth), vector=True))
         elif first.text != "0" or not rest.terms:
-            parts.append(self._spread(first))
+            parts.append(self._spread(first, self.width))
         parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
         return _combined("add", parts)
 
@@ -458,10 +442,10 @@ class Expressions(Blocks[Term, Block]):
         fixed = tuple(a for a in monomial if self._step(a) is ZERO)
         factors = [self._vector_atom(a) for a in monomial if a not in fixed]
         factor = self.index(Index(((fixed, c),)))
-        return _combined("mul", factors if factor.text == "1" else [*factors, self._spread(factor)])
+        return _combined("mul", factors if factor.text == "1" else [*factors, self._spread(factor, self.width)])
 
-    def _spread(self, index: Term) -> Term:
-        return Term(f"gy::broadcast<{self.width}>(int64_t({index.text}))", index.depth, vector=True)
+    def _spread(self, index: Term, lanes: int) -> Term:
+        return Term(f"gy::broadcast<{lanes}>(int64_t({index.text}))", index.depth, vector=lanes > 1)
 
     def _vector_atom(self, atom: Atom) -> Term:
         match atom:

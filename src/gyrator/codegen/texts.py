@@ -59,15 +59,18 @@ Key: TypeAlias = Expr | Atom | Index
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Abstract: a printed value, with its text and the block it may live in."""
+    """Abstract: a printed value, with its text and the block it may live in.
+
+    ``name``: the text is a name or a literal, so repeating it costs nothing."""
 
     text: str
     depth: int = 0
+    name: bool = field(default=False, kw_only=True)
 
     @property
     def operand(self) -> str:
         """The text as an operand."""
-        return self.text
+        return self.text if self.name else f"({self.text})"
 
 
 TermT = TypeVar("TermT", bound=Printed)
@@ -123,6 +126,14 @@ class Blocks(Generic[TermT, LinesT]):
             else:
                 text = f"-{product}" if c < 0 else product
         return text or "0", printed
+
+    def shorten(self, terms: list[TermT], room: int, named: Callable[[int], TermT], least: int = 1) -> None:
+        """Gives names to the longest of terms, which have ``least`` columns, while all have no ``room`` in a line."""
+        while sum(len(t.text) for t in terms) > room:
+            k = max(range(len(terms)), key=lambda k: 0 if terms[k].name else len(terms[k].text))
+            if terms[k].name or len(terms[k].text) < least:
+                break
+            terms[k] = named(k)
 
     def is_used(self, ref: Ref) -> bool:
         """Whether anything reads the local."""

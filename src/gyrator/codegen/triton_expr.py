@@ -42,11 +42,10 @@ _NONE: Axes = frozenset()
 class Term(Printed):
     """A printed value, and the tiles along which it varies.
 
-    ``atom``: the text binds tighter than any operator. ``name``: it is a name, so repeating it costs nothing."""
+    ``atom``: the text binds tighter than any operator."""
 
     axes: Axes = _NONE
     atom: bool = True
-    name: bool = False
 
     @property
     def operand(self) -> str:
@@ -188,11 +187,7 @@ class Expressions(Blocks[Term, Block]):
     def _joined(self, template: str, args: Sequence[Term], dtype: torch.dtype) -> Term:
         """The template filled in; the longest arguments get names while the line is too long."""
         terms = list(args)
-        while sum(len(t.text) for t in terms) > _COLUMNS - len(template):
-            k = max(range(len(terms)), key=lambda k: 0 if terms[k].name else len(terms[k].text))
-            if terms[k].name or len(terms[k].text) < 12:
-                break
-            terms[k] = self.named(terms[k], "t")
+        self.shorten(terms, _COLUMNS - len(template), lambda k: self.named(terms[k], "t"), least=12)
         call = _CALL.fullmatch(template) is not None
         texts = [t.text if call else t.operand for t in terms]
         atom = call or template.startswith("(") or template.endswith(")")
