@@ -86,13 +86,7 @@ def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], inf
             outputs = interpreter.boxed_run(args)
             for target, update in zip(targets, info.updates, strict=True):
                 target.copy_(outputs[update.output])
-            return [_restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)]
+            promised = [s if s and all(type(step) is int for step in s) else None for s in info.strides]
+            return [copied(x, s) if s else x for x, s in zip(outputs, promised, strict=True)]
 
     return Compiled(call)
-
-
-def _restrided(output: Any, strides: tuple[Size, ...] | None) -> Any:
-    """The output in memory with the strides that it must have."""
-    if strides is None or output.stride() == strides or any(type(step) is not int for step in strides):
-        return output
-    return copied(output, strides)

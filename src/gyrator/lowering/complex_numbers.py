@@ -118,12 +118,9 @@ def _converted(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> Tenso
     return _to_reals(lambda pair: pair[0], b, out, x)
 
 
-def _where(b: Builder, out: Meta, condition: TensorRef, x: Number, y: Number) -> TensorRef:
-    def choice(c: Pair, p: Pair, q: Pair) -> Pair:
-        chosen = op("ne", c[0], constant(0, c[0].dtype))
-        return op("where", chosen, p[0], q[0]), op("where", chosen, p[1], q[1])
-
-    return _to_pairs(choice, b, out, condition, x, y)
+def _chosen(condition: Pair, x: Pair, y: Pair) -> Pair:
+    holds = op("ne", condition[0], constant(0, condition[0].dtype))
+    return _each("where", (holds, holds), x, y)
 
 
 # -- both parts alike --------------------------------------------------------------------------------------
@@ -173,7 +170,7 @@ LOWERINGS: Family = {
     **rows(partial(_to_reals, lambda x: op("atan2", x[1], x[0])), "angle"),
     **rows(partial(_to_reals, lambda x, y: op("logical_and", *_each("eq", x, y))), "eq", "Tensor Scalar"),
     **rows(partial(_to_reals, _differ), "ne", "Tensor Scalar"),
-    **rows(_where, "where", "self ScalarSelf ScalarOther"),
+    **rows(partial(_to_pairs, _chosen), "where", "self ScalarSelf ScalarOther"),
     **_from_reals(_reduced, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
     **_from_reals(partial(_alike, None), aten.neg.default, aten._neg_view.default, aten.index.Tensor),
     **_from_reals(partial(_alike, None), aten.index_put.default),

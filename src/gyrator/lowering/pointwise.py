@@ -154,16 +154,12 @@ def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high
 
 
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    """isnan and the like: false for integers."""
-    if not x.dtype.is_floating_point:
-        return b.full(out, False)
-    return b.pointwise(out, lambda at: op(name, cast(x.load(at), compute_dtype(x.dtype))))
-
-
-def _signbit(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    if x.dtype.is_floating_point or x.dtype == torch.bool:
-        return _float_test("signbit", b, out, x)
-    return b.pointwise(out, lambda at: op("lt", x.load(at), constant(0, x.dtype)))
+    """isnan and the like: false for integers, but for their sign."""
+    if x.dtype.is_floating_point:
+        return b.pointwise(out, lambda at: op(name, cast(x.load(at), compute_dtype(x.dtype))))
+    if name == "signbit":
+        return b.pointwise(out, lambda at: op("lt", x.load(at), constant(0, x.dtype)))
+    return b.full(out, False)
 
 
 def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
@@ -192,7 +188,7 @@ LOWERINGS: Family = {
     **named_rows(_elementwise, _PLAIN),
     **named_rows(_of_rounded, "atan2 hypot copysign fmod remainder", "default Tensor Scalar"),
     **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
-    **named_rows(_float_test, "isnan isinf"),
+    **named_rows(_float_test, "isnan isinf signbit"),
     **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _BITS),
     **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _BITS),
     **named_rows(_elementwise, "mul div", "Tensor Scalar"),
@@ -208,7 +204,6 @@ LOWERINGS: Family = {
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,
     aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
-    aten.signbit.default: _signbit,
     aten.angle.default: _angle,
     **rows(_clone, "clone lift_fresh_copy"),
     **rows(partial(_elementwise, "neg"), "_neg_view"),
