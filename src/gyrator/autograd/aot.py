@@ -166,7 +166,10 @@ def aot_program(
     else:
         graph = inference_graph(roles)
         info = _info("inference", joint, roles, graph)
-        held = freeze(graph, _lasting(info, roles, (*example_inputs, *joint.program.constants))) if frozen else {}
+        given = (*example_inputs, *joint.program.constants)
+        unwritten = [position for position in info.static_inputs if roles.primals[position] not in roles.updated]
+        weights = {position: given[position] for position in unwritten if not isinstance(given[position], FakeTensor)}
+        held = freeze(graph, weights) if frozen else {}
         run = compiled(graph, replace(info, frozen=bool(held)), held)().call
     return Traced(joint.program, run)
 
@@ -245,15 +248,6 @@ def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
         return ready(args)
 
     return call
-
-
-def _lasting(info: GraphInfo, roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
-    """By position, the parameters and buffers that the program does not write."""
-    return {
-        position: given[position]
-        for position in info.static_inputs
-        if roles.primals[position] not in roles.updated and not isinstance(given[position], FakeTensor)
-    }
 
 
 def _info(kind: GraphKind, joint: Joint, roles: JointGraph, graph: Graph, saved: int = 0) -> GraphInfo:
