@@ -39,7 +39,9 @@ class Units:
         ranks = sorted(self._rank[u] for u in members)
         for unit, rank in zip(members, ranks, strict=True):
             self._rank[unit] = rank
-        self._join(a, b)
+        for edges in (self._succ, self._pred):
+            edges[a] |= edges[b]
+        self._into[b] = a
         return True
 
     def order(self) -> list[int]:
@@ -53,18 +55,10 @@ class Units:
         stack = [start]
         while stack:
             unit = stack.pop()
-            if unit != start and goal in edges[unit]:
+            near = set(map(self.find, edges[unit]))
+            if unit != start and goal in near:
                 return None
-            new = {u for u in edges[unit] if low < self._rank[u] < high} - seen
+            new = {u for u in near if low < self._rank[u] < high} - seen
             seen |= new
             stack += new
         return seen
-
-    def _join(self, a: int, b: int) -> None:
-        for there, back in ((self._succ, self._pred), (self._pred, self._succ)):
-            for u in there[b]:
-                back[u].discard(b)
-                if u != a:
-                    back[u].add(a)
-                    there[a].add(u)
-        self._into[b] = a
