@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gyrator.ir.expr import IndexValue, Load, Random, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
+from gyrator.ir.index import ONE, ZERO, Axis, Index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.align import digits_of
-from gyrator.schedule.group import Axes, Group, Member
+from gyrator.schedule.group import Group, Member
 
 LARGE = 1 << 20
 """Bytes of a value for which it is worth a kernel to lie in another way."""
@@ -109,6 +109,7 @@ def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
 
 def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Group, list[Axis]]:
     """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m < 36``.
+    Gives the group with its members over the axes that are left, which the caller puts in their places, and these.
 
     Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``."""
     raw = [a.position for a in found] + _raw_indices(group)
@@ -118,7 +119,8 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
             outer = merged.pop()
             both = Axis(outer.name, outer.extent * axis.extent)
             mapping = digits_of(both.index(), (outer, axis))
-            group = _replace_axes(group, outer, axis, both, mapping)
+            moved = [replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members]
+            group = replace(group, members=tuple(moved))
             raw = [substitute(i, mapping) for i in raw]
             axis = both
         merged.append(axis)
@@ -140,11 +142,3 @@ def _raw_indices(group: Group) -> list[Index]:
 def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:
     pairs = ((index.coefficient(outer), index.coefficient(inner)) for index in indices)
     return inner.extent is not ZERO and all(b is not None and a is b * inner.extent for a, b in pairs)
-
-
-def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: Mapping[Atom, Index]) -> Group:
-    def swap(axes: Axes) -> Axes:
-        return tuple(both if a is inner else a for a in axes if a is not outer)
-
-    members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members)
-    return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members, group.serial)
