@@ -187,7 +187,7 @@ def _follower(units: Sequence[Unit], call: Extern, product: Product) -> Group | 
     """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
     after = units[units.index(call) + 1 :]
     group = next((u for u in after if product.out in uses_of(u)), None)
-    return group if isinstance(group, Group) and isinstance(product_group(product, group), Group) else None
+    return group if isinstance(group, Group) and product_group(product, group) is not None else None
 
 
 def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> None:

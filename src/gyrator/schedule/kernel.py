@@ -18,7 +18,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substit
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
 from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.lowering.typed import cast, op
 from gyrator.origin import merge
@@ -71,6 +71,7 @@ class Writer:
         self.levels = levels_of(self.members)
         self.made = {v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None}
         self.memory = cache(lambda v: Value(v.name, (v.span,), v.dtype, (ONE,), v.device))  # as kernels see it: a line
+        self.locals: dict[Value, Ref] = {}  # what a template leaves in one, instead of in memory
         self._rows: dict[tuple[Value, str], Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
@@ -312,6 +313,8 @@ class Writer:
     def _replace(self, expr: Expr, level: int) -> Expr | None:
         if not isinstance(expr, Load):
             return self._blocked(expr)
+        if expr.value in self.locals:
+            return self.locals[expr.value]
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
@@ -457,11 +460,8 @@ def _cost(stages: Body) -> int:
     """Cheap instructions of one pass over the stages, about."""
     total = 1
     for stage in stages:
-        match stage:
-            case Loop(axis, _, body):
-                total += _cost(body) * iterations((axis,))
-            case Let(_, expr) | Store(_, _, expr):
-                total += 1 + _work((expr,))
-            case Update(_, args):
-                total += 1 + _work(args)
+        if isinstance(stage, Loop):
+            total += _cost(stage.body) * iterations((stage.axis,))
+        else:
+            total += 1 + _work(stage_exprs(stage))
     return total

@@ -19,7 +19,7 @@ from gyrator.ir.expr import Const, Expr, Load, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, contiguous_strides, substitute
 from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.ir.simplify import Rule
-from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
+from gyrator.ir.tree import Config, Contract, Kernel, Loop, Param, touched
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import cast, op
 from gyrator.origin import Origin, merge
@@ -28,7 +28,7 @@ from gyrator.schedule.canonical import Canonical, named
 from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
-from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
+from gyrator.schedule.group import Group, crossing_reads, join, singleton
 from gyrator.schedule.kernel import Body, Built, Writer, title_of
 from gyrator.schedule.loops import Shape, Style
 from gyrator.schedule.products import Product, Templated, product_of
@@ -45,23 +45,22 @@ def accumulator(product: Product) -> Value:
     return Value("acc", product.shape, dtype, contiguous_strides(product.shape), torch.device("meta"))
 
 
-def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:
+def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | None:
     """The product's nest, joined with the group that follows it.
 
-    Refuses a group that runs over more or other elements than the product's, or that reduces or scatters."""
+    Refuses (None) a group that runs over more or other elements than the product's, or that reduces or scatters."""
     nest = _nest(product, origins)
     group = singleton(nest, FIRST)
     if epilogue is None:
         return group
     if not all(isinstance(m.nest.root, Pointwise) and m.nest.on_gpu == nest.on_gpu for m in epilogue.members):
-        return Refused("what follows the product is not elementwise")
-    joined: Group | Refused = Refused("nothing reads the product")
+        return None
     reads = [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out]
     for member, load in reads[:4]:
         joined = join(group, epilogue, group.members[0].coordinates(), member.read(load), product.out.shape)
         if isinstance(joined, Group) and joined.pointwise:
-            return crossing_reads(joined, frozenset((FIRST,))) or joined
-    return joined if isinstance(joined, Refused) else Refused("they iterate over different ranges")
+            return None if crossing_reads(joined, frozenset((FIRST,))) else joined
+    return None
 
 
 def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
@@ -134,6 +133,7 @@ def build_templated(
         digits |= digits_of(axis.index(), inner[::-1])
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
     writer = Writer(shape, common.stored, rule)
+    writer.locals[total] = contract.name
     operands = {Param(writer.memory(v), True, False): v for v in touched((contract,))}
 
     def moved(view: View) -> View:
@@ -147,7 +147,7 @@ def build_templated(
     elements = tuple(rewrite(e, flat) for e in contract.elements)
     contract = replace(contract, left=moved(contract.left), right=moved(contract.right), elements=elements)
     contract = replace(contract, ends=contract.ends and moved(contract.ends))
-    body = _after(contract, writer.memory(total), writer.body())
+    body = _after(contract, writer.body())
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))
     kernel = named(Kernel(title_of(common.group), tuple(params), (), (), body, origins), str(configs))
@@ -155,18 +155,8 @@ def build_templated(
     return Built(with_blocks(kernel, contract, configs), tuple(params.values()))
 
 
-def _after(contract: Contract, total: Value, body: Body) -> Body:
-    """The stages within the loops, with the template's local in the place of ``total``."""
-
-    def wide(ref: Ref) -> Ref:  # what depends on the sums depends on all axes
-        return Ref(ref.name, ref.dtype, contract.name.scope)
-
-    def local(expr: Expr) -> Expr | None:
-        if isinstance(expr, Ref):
-            return wide(expr)
-        return contract.name if isinstance(expr, Load) and expr.value is total else None
-
+def _after(contract: Contract, body: Body) -> Body:
+    """The loops, with the template before their innermost stages."""
     if isinstance(body[0], Loop):
-        return (replace(body[0], body=_after(contract, total, body[0].body)),)
-    stages = [replace(s, expr=rewrite(s.expr, local)) for s in body if isinstance(s, Let | Store)]
-    return contract, *(replace(s, name=wide(s.name)) if isinstance(s, Let) else s for s in stages)
+        return (replace(body[0], body=_after(contract, body[0].body)),)
+    return (contract, *body)
