@@ -155,10 +155,14 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     same = unify(left, right, shape)
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
-    paired = _pair_leftovers(first.rewrite(same.left), second.rewrite(same.right))
-    if isinstance(paired, Refused):
-        return paired
-    a, b = paired
+    a, b = first.rewrite(same.left), second.rewrite(same.right)
+    axes_a, axes_b = _all_axes(a), _all_axes(b)
+    rest_a, rest_b = [x for x in a.outer if x not in axes_b], [x for x in b.outer if x not in axes_a]
+    if rest_a and rest_b:  # axes along which the shared value is broadcast: matched by their extents
+        same = _unify_axes(rest_a, rest_b)
+        if same is None:
+            return Refused("they iterate over different ranges")
+        a, b = a.rewrite(same.left), b.rewrite(same.right)
     outer_a, outer_b = set(a.outer), set(b.outer)
     if outer_a < outer_b and b.pointwise:
         b = _demote(b, outer_a)
@@ -167,18 +171,6 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     elif outer_a != outer_b:
         return Refused("they reduce or iterate over different axes")
     return _unite(a, b)
-
-
-def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
-    """Match outer axes that the shared value does not have (it is broadcast along them), by their extents."""
-    if not a.outer or not b.outer or set(a.outer) <= _all_axes(b) or set(b.outer) <= _all_axes(a):
-        return a, b
-    rest_a = [x for x in a.outer if x not in _all_axes(b)]
-    rest_b = [x for x in b.outer if x not in _all_axes(a)]
-    same = _unify_axes(rest_a, rest_b)
-    if same is None:
-        return Refused("they iterate over different ranges")
-    return a.rewrite(same.left), b.rewrite(same.right)
 
 
 def _demote(group: Group, outer: set[Axis]) -> Group:
