@@ -13,15 +13,13 @@ H200, over 50,264 words 0.9 ms. So operands get zeros where such a side ends, an
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from gyrator.ir import program as ir
-from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
+from gyrator.ir.expr import Const, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.ir.volume import bytes_of, volume
 from gyrator.lowering.refs import axes_of
-from gyrator.lowering.typed import op
+from gyrator.lowering.typed import both, within
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
 from gyrator.session import Count, Counters
@@ -221,11 +219,10 @@ def _filled(nest: Nest) -> Nest:
     if not isinstance(nest.root, Pointwise) or nest.out[0] is None:
         return nest
     axes = tuple(Axis(a.name, size) for a, size in zip(nest.axes, nest.out[0].shape, strict=True))
-    body = nest.root.body.substitute({old: axis.index() for old, axis in zip(nest.axes, axes, strict=True)})
-    for old, axis in zip(nest.axes, axes, strict=True):
-        if old.extent is not axis.extent:
-            inside = op("lt", IndexValue(axis.index()), Const(old.extent.value or 0, torch.int64))
-            body = Masked(inside, body, Const(0.0, body.dtype))
+    at = tuple(axis.index() for axis in axes)
+    body = nest.root.body.substitute(dict(zip(nest.axes, at, strict=True)))
+    if inside := within(at, tuple(axis.extent for axis in nest.axes)):
+        body = Masked(both(inside), body, Const(0.0, body.dtype))
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
