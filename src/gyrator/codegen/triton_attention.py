@@ -72,14 +72,12 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
 def score_functions(printer: Expressions, stage: Attend) -> Iterator[str]:
     """The functions that the template calls."""
     tiled = frozenset(printer.tile_of)
-    wide = [f"{', '.join('bhij')} = {', '.join(f'{x}.to(tl.int64)' for x in 'bhij')}"]
     known: dict[Key, Term] = {}
     for letter, axis in zip("bhij", stage.axes, strict=True):
         along = stage.axes[2] if (stage.template, letter) == ("decode", "h") else axis  # a head for each row of a tile
-        known[axis] = Term(letter, axes=tiled & {along}, name=True)
+        known[axis] = Term(letter + ".to(tl.int64)" * printer.tiling.wide, axes=tiled & {along}, name=True)
     for score in FUNCTIONS["slope"]:
         known[Ref(score, torch.float32, frozenset(stage.axes))] = Term(score, axes=tiled, name=True)
     reads, element = reads_of(printer, stage), stage.operands[0].value.dtype
     for (name, scores), expr in zip(FUNCTIONS.items(), stage.functions, strict=False):
-        first, arguments = wide if printer.tiling.wide else [], (*scores, *"bhij")
-        yield from function_lines(name, arguments, expr, printer, reads, known, element, first=first)
+        yield from function_lines(name, (*scores, *"bhij"), expr, printer, reads, known, element)

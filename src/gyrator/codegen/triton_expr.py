@@ -331,7 +331,6 @@ _BOOLEAN = {
     "le": "(~{0} | {1})",
     "gt": "({0} & ~{1})",
     "ge": "({0} | ~{1})",
-    "eq": "({0} == {1})",
     "bitwise_not": "({0} == 0)",
     "abs": "{0}",
     "sign": "{0}",
@@ -401,7 +400,6 @@ def function_lines(
     *,
     tiles: Sequence[Tile] = (),
     bounds: Mapping[Axis, Term] = MappingProxyType({}),
-    first: Sequence[str] = (),
 ) -> Iterator[str]:
     """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``:
 
@@ -423,7 +421,7 @@ def function_lines(
         printer.bind(key, replace(term, depth=0))
     result = printer.value(expr).text
     outer.asserts |= printer.asserts
-    lines = [*([f"{tuple_of(reads)} = reads"] if reads else []), *first, *printer.block.lines, f"return {result}"]
+    lines = [*([f"{tuple_of(reads)} = reads"] if reads else []), *printer.block.lines, f"return {result}"]
     yield from ("@triton.jit", f"def {name}({', '.join([*arguments, 'reads'])}):")
     yield from (f"    {line}" for line in lines)
     yield from ("", "")
