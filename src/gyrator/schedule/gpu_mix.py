@@ -93,14 +93,11 @@ def _aligned(
         if axes is None or images.keys() & axes or (k not in parted and radix(to, extent) is None):
             return None  # as where columns count elements of a padding, too
         images |= digits_of(substitute(to, shorter), axes[::-1])
-    if not images.keys() >= {*rows.outer, *rows.spaces[0]} or not all(_is_whole(a, images[a]) for a in rows.spaces[0]):
+    one_to_one = all(len(radix(images[a], a.extent) or ()) == 1 for a in rows.spaces[0] if a in images)
+    if not one_to_one or not images.keys() >= {*rows.outer, *rows.spaces[0]}:
         return None
     outer = dict.fromkeys(axis for a in rows.outer for axis in images[a].axes())
     return replace(replace(rows, outer=()).rewrite(images), outer=tuple(outer)), columns
-
-
-def _is_whole(axis: Axis, image: Index) -> bool:
-    return isinstance(image.atom, Axis) and image.atom.extent is axis.extent
 
 
 def _masked_place(member: Member) -> tuple[Index, Index] | None:

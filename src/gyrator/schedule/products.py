@@ -257,13 +257,11 @@ def _scaled(call: Extern, out: Value) -> Product | None:
         return None
     if out.dtype not in _FLOATS or ZERO in (*out.shape, left.shape[-1]):
         return None
-    bias = more.get("bias")
-    if isinstance(bias, View):
-        bias = _expanded(bias, out.shape) if bias.value.dtype == out.dtype else None
-        if bias is None:
-            return None
-    fast = more.get("use_fast_accum") is True
-    return Product(left, right, out, bias if isinstance(bias, View) else None, scales=scales, fast=fast)
+    added = more.get("bias")
+    bias = _expanded(added, out.shape) if isinstance(added, View) and added.value.dtype == out.dtype else None
+    if bias is None and added is not None:
+        return None
+    return Product(left, right, out, bias, scales=scales, fast=more.get("use_fast_accum") is True)
 
 
 def _grouped(call: Extern, out: Value) -> Product | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gyrator.ir.expr import Expr, Load, Op, Value, rewrite
 from gyrator.ir.index import ONE, ZERO, Index, div_mod, dot
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, View
+from gyrator.ir.program import Nest, Pointwise, View, bodies
 from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import at_most, volume
 from gyrator.lowering.refs import axes_of
@@ -54,15 +54,16 @@ def nest_of(group: Group) -> Nest:
 def may_compute(view: View, nest: Nest) -> bool:
     """Whether elements of ``view`` can be computed as ``nest`` does where they are read: by an expression of elements,
     none of which is looked up in a table, in the order and type in which they are made."""
-    plain = all(isinstance(e, Load | Op) or not e.operands() for e in _body(nest).walk())
-    looked_up = any(i.indirects() for e in _body(nest).walk() for i in e.indices())
+    (body,) = bodies(nest.root)
+    plain = all(isinstance(e, Load | Op) or not e.operands() for e in body.walk())
+    looked_up = any(i.indirects() for e in body.walk() for i in e.indices())
     at = coordinates(view, tuple(a.index() for a in axes_of("v", view.shape)))
     return plain and not looked_up and not within(at, view.value.shape) and view.dtype in (None, view.value.dtype)
 
 
 def is_cheap(group: Group) -> bool:
     """Whether several programs may compute the same element."""
-    return all(OPS[e.name].cost < DEAR for e in _body(nest_of(group)).walk() if isinstance(e, Op))
+    return all(OPS[e.name].cost < DEAR for e in bodies(nest_of(group).root)[0].walk() if isinstance(e, Op))
 
 
 def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
@@ -79,13 +80,8 @@ def element(view: View, at: tuple[Index, ...], prologue: Sequence[Group], rule: 
     index = coordinates(view, at)
     for nest in map(nest_of, prologue):
         if nest.out[0] is view.value:
-            return rewrite(_body(nest), rule, dict(zip(nest.axes, index, strict=True)))
+            return rewrite(bodies(nest.root)[0], rule, dict(zip(nest.axes, index, strict=True)))
     return Load(view.value, index)
-
-
-def _body(nest: Nest) -> Expr:
-    assert isinstance(nest.root, Pointwise)
-    return nest.root.body
 
 
 def coordinates(view: View, at: tuple[Index, ...]) -> tuple[Index, ...]:
