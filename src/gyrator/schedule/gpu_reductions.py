@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
+from gyrator.ir.index import ONE, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.refs import coords_of
@@ -214,7 +214,7 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
                 continue
         same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
         elements = iterations(node.axes) * row
-        if not same or not _is_own(index, node) or (short and _goes_on(program, elements, {top, value})):
+        if not same or index != coords_of(node.axes) or (short and _goes_on(program, elements, {top, value})):
             continue
         del tops[top]
         both = Reduce("softmax", root.reduced, maximum.body)
@@ -238,9 +238,3 @@ def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Exp
         axes, inner = made[body.value]
         return inner.substitute(dict(zip(axes, body.index, strict=True)))
     return body
-
-
-def _is_own(index: tuple[Index, ...], nest: Nest) -> bool:
-    """Whether an index is that of the element that the iteration makes."""
-    one: Mapping[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
-    return tuple([substitute(i, one) for i in index]) == coords_of(nest.axes)
