@@ -156,7 +156,7 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
     a, b = first.rewrite(same.left), second.rewrite(same.right)
-    axes_a, axes_b = _all_axes(a), _all_axes(b)
+    axes_a, axes_b = (set(group.outer).union(*group.spaces) for group in (a, b))
     rest_a, rest_b = [x for x in a.outer if x not in axes_b], [x for x in b.outer if x not in axes_a]
     if rest_a and rest_b:  # axes along which the shared value is broadcast: matched by their extents
         same = _unify_axes(rest_a, rest_b)
@@ -208,10 +208,6 @@ def _unite(a: Group, b: Group) -> Group | Refused:
 def _unify_axes(a: Sequence[Axis], b: Sequence[Axis]) -> Unification | None:
     """Axes counted through in one order are the same, if there are as many iterations."""
     return unify([compose(a)], [compose(b)], [product([axis.extent for axis in a])])
-
-
-def _all_axes(group: Group) -> set[Axis]:
-    return set(group.outer).union(*group.spaces)
 
 
 # -- legality ----------------------------------------------------------------------------------------------
