@@ -115,7 +115,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
                 sizes = {s.value: bytes_of(s.value) for s in before if s.upon is None}
                 made, early = sum(sizes.values()), sum(size for v, size in sizes.items() if v not in kept)
-                new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early, next(rooms))
+                elements = kernel.tiling.hint if kernel and kernel.tiling else 0
+                new = _Slot([step], _forms(kernel), set(memory), elements, early, next(rooms))
                 tight = max((k for k, slot in enumerate(slots) if slot.room < made), default=-1)
                 first = max(first, tight + 1)
                 fitting = [k for k in range(first, len(slots)) if slots[k].takes(new, last=k == len(slots) - 1)]
@@ -156,10 +157,6 @@ def _loop(kernel: Kernel) -> Loop:
     return first if isinstance(first, Loop) and whole else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
 
 
-def _elements(kernel: Kernel | None) -> int:
-    return 0 if kernel is None or kernel.tiling is None else kernel.tiling.hint
-
-
 # -- how ---------------------------------------------------------------------------------------------------
 def _side_by_side(
     members: Sequence[tuple[Kernel, tuple[Value, ...]]], owner: Mapping[Value, Value]
@@ -181,7 +178,7 @@ def _side_by_side(
         body.append(_renamed(_loop(kernel), values, number))
     origins = merge(*(kernel.origins for kernel, _ in members))
     tiles = tuple(Tile(axis, "XBLOCK") for axis in dict.fromkeys(loop.axis for loop in body))
-    hint = sum(_elements(kernel) for kernel, _ in members)
+    hint = sum(kernel.tiling.hint for kernel, _ in members if kernel.tiling is not None)
     tiling = Tiling(tiles, (Config((("XBLOCK", BLOCK),), WARPS),), "foreach", hint=hint)
     made = named(Kernel("foreach", tuple(params.values()), (), (), tuple(body), origins))
     return replace(made, tiling=tiling), tuple(given.values())
