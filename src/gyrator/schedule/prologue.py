@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gyrator.ir.expr import Expr, Load, Op, Value, rewrite
 from gyrator.ir.index import ONE, ZERO, Index, div_mod, dot
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, View, bodies
+from gyrator.ir.program import Nest, Pointwise, View, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import at_most, volume
 from gyrator.lowering.refs import axes_of
@@ -28,9 +28,9 @@ DEAR = 8
 def producers(units: Sequence[Unit], shown: Collection[Value], *, on_gpu: bool) -> dict[Value, Group]:
     """The values that a kernel makes alone, element by element, and one unit reads."""
     read = Counter(value for unit in units for value in uses_of(unit))
-    alone = [u for u in units if isinstance(u, Group) and len(u.members) == 1]
-    alone = [g for g in alone if isinstance(nest_of(g).root, Pointwise) and nest_of(g).on_gpu == on_gpu]
-    return {value: g for g in alone for value in defines_of(g) if read[value] == 1 and value not in shown}
+    alone = [(u, u.members[0].nest) for u in units if isinstance(u, Group) and len(u.members) == 1]
+    mapped = [(g, nest) for g, nest in alone if isinstance(nest.root, Pointwise) and nest.on_gpu == on_gpu]
+    return {value: g for g, nest in mapped for value in defines(nest) if read[value] == 1 and value not in shown}
 
 
 def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Unit]) -> tuple[Group, ...]:
@@ -40,15 +40,9 @@ def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Uni
         return ()
     operands = (product.right,) if product.has_patches else (product.left, product.right)
     views = [view for view in operands if view.value in made]
-    refused = {view.value for view in views if not may_compute(view, nest_of(made[view.value]))}
+    refused = {view.value for view in views if not may_compute(view, made[view.value].members[0].nest)}
     found = [made[value] for value in dict.fromkeys(view.value for view in views) if value not in refused]
     return tuple(group for group in found if any(unit is group for unit in units))
-
-
-def nest_of(group: Group) -> Nest:
-    """The one nest of a prologue."""
-    (member,) = group.members
-    return member.nest
 
 
 def may_compute(view: View, nest: Nest) -> bool:
@@ -63,7 +57,8 @@ def may_compute(view: View, nest: Nest) -> bool:
 
 def is_cheap(group: Group) -> bool:
     """Whether several programs may compute the same element."""
-    return all(OPS[e.name].cost < DEAR for e in bodies(nest_of(group).root)[0].walk() if isinstance(e, Op))
+    (body,) = bodies(group.members[0].nest.root)
+    return all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
 
 
 def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
@@ -78,7 +73,7 @@ def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
 def element(view: View, at: tuple[Index, ...], prologue: Sequence[Group], rule: Rule) -> Expr:
     """The element of an operand, as the group that makes it computes it, if there is one."""
     index = coordinates(view, at)
-    for nest in map(nest_of, prologue):
+    for nest in (group.members[0].nest for group in prologue):
         if nest.out[0] is view.value:
             return rewrite(bodies(nest.root)[0], rule, dict(zip(nest.axes, index, strict=True)))
     return Load(view.value, index)
