@@ -22,7 +22,7 @@ from math import prod
 
 import torch
 
-from gyrator.codegen.python_text import Names, constant_text, tuple_of, type_name, working
+from gyrator.codegen.python_text import Names, constant_text, scalar, tuple_of, type_name, working
 from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
@@ -47,7 +47,6 @@ _OURS = {
     "rt": "from gyrator.runtime import triton_ops as rt",
     **{name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")},
 }
-_ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
     "sum": "{0} + {1}",
@@ -285,12 +284,10 @@ class Printer(Expressions):
         if self.described:
             for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
                 first = ["None"] * (3 - len(view.shape))
-                sides = [
-                    text for s in (view.shape, view.strides) for text in (*first, *(self.index(i).text for i in s))
-                ]
-                sides += [f"BLOCK_{side}" for side in sizes.split()]
+                shape, steps = ([*first, *(self.index(i).text for i in s)] for s in (view.shape, view.strides))
+                blocks = [f"BLOCK_{side}" for side in sizes.split()]
                 start = self.address(view.value, (view.offset,)).text
-                self.emit(f"{name} = gemm.describe({start}, {', '.join(sides)})")
+                self.emit(f"{name} = gemm.describe({', '.join([start, *shape, *steps, *blocks])})")
         if "PROGRAMS" in self._sizes:
             tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
             head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
@@ -563,8 +560,7 @@ class Printer(Expressions):
         """An element in the type that the reduction runs in, ``start`` outside the row unless that is None."""
         term = self.value(e)
         if isinstance(e, Const):
-            value = int(e.value) if e.dtype == torch.bool else e.value
-            term = Term(f"tl.full([], {constant_text(value)}, {type_name(dtype)})")
+            term = Term(scalar(int(e.value) if e.dtype == torch.bool else e.value, dtype))
         elif dtype != e.dtype:
             term = term.to(type_name(dtype))
         if axis not in self.bounds or start is None:
@@ -759,8 +755,8 @@ class Printer(Expressions):
         if store.combine == "set":
             past = ', cache_modifier=".cs"' * bool(self.loop_number and self.again)  # it is for what is read again
             self.emit(f"tl.store({pointer}, {value.text}{tail}{past})")
-        elif store.atomic and store.combine in _ATOMICS:
-            self.emit(f'tl.{_ATOMICS[store.combine]}({pointer}, {value.text}{tail}, sem="relaxed")')
+        elif store.atomic and store.combine in ("add", "max", "min"):
+            self.emit(f'tl.atomic_{store.combine}({pointer}, {value.text}{tail}, sem="relaxed")')
         elif not store.atomic:
             self._combine(store, pointer, value, tail)
         else:
