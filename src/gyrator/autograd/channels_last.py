@@ -40,9 +40,10 @@ SMALLEST = 20480
 LEAST_PIXELS = 1024
 """Pixels of an image below which a transposed convolution is no faster in that layout."""
 
-LARGEST_WINDOW, LEAST_CHANNELS = 9, 16
+LARGEST_WINDOW, LEAST_CHANNELS, LEAST_WORK = 9, 16, 1 << 26
 """In float32 on a GPU: pixels of a depthwise filter above which gradients take longer in that layout (7 x 7 of 96
-channels 2.5 ms for 1.1 on an H200), and channels below which images for tensor cores gain nothing."""
+channels 2.5 ms for 1.1 on an H200); channels and products below which eager's kernels may be more exact than those
+that tensor cores have for this layout."""
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
@@ -116,9 +117,15 @@ def _gains(node: Node) -> bool:
         return True
     if groups == image.shape[1] and filters.shape[1] == 1:
         return prod(map(size_hint, filters.shape[2:])) <= LARGEST_WINDOW
-    if small or size_hint(image.shape[1]) < LEAST_CHANNELS:
+    channels = size_hint(image.shape[1])
+    if channels < LEAST_CHANNELS or prod(map(size_hint, (*image.shape, *filters.shape))) // channels < LEAST_WORK:
         return False
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def _is_exact(image: Tensor) -> bool:
+    """Whether what a library computes for it may depend on the layout: with or without tensor cores."""
+    return image.dtype == torch.float32 and image.device.type == "cuda"
 
 
 class _Rewriter:
@@ -156,6 +163,8 @@ class _Rewriter:
     def _follow(self, node: Node) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
         if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
+            return False
+        if node.target in _IMAGES and not _gains(node) and _is_exact(values_of(node.args[0])):
             return False
         before = node.meta["val"]
         try:
