@@ -40,10 +40,10 @@ SMALLEST = 20480
 LEAST_PIXELS = 1024
 """Pixels of an image below which a transposed convolution is no faster in that layout."""
 
-LARGEST_WINDOW, LEAST_CHANNELS, LEAST_WORK = 9, 16, 1 << 26
+LARGEST_WINDOW, CHANNELS, LEAST_WORK = 9, 8, 1 << 26
 """In float32 on a GPU: pixels of a depthwise filter above which gradients take longer in that layout (7 x 7 of 96
-channels 2.5 ms for 1.1 on an H200); channels and products below which eager's kernels may be more exact than those
-that tensor cores have for this layout."""
+channels 2.5 ms for 1.1 on an H200); what channels are a multiple of, and products, with which eager uses tensor cores
+too: else its kernels would be more exact."""
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
@@ -117,8 +117,9 @@ def _gains(node: Node) -> bool:
         return True
     if groups == image.shape[1] and filters.shape[1] == 1:
         return prod(map(size_hint, filters.shape[2:])) <= LARGEST_WINDOW
-    channels = size_hint(image.shape[1])
-    if channels < LEAST_CHANNELS or prod(map(size_hint, (*image.shape, *filters.shape))) // channels < LEAST_WORK:
+    channels, work = size_hint(image.shape[1]), prod(map(size_hint, (*image.shape, *filters.shape)))
+    odd = any(size_hint(size) % CHANNELS for size in (channels, *filters.shape[:2]))
+    if odd or channels < 2 * CHANNELS or work // channels < LEAST_WORK:
         return False
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 

@@ -30,6 +30,7 @@ def is_moved(dtype: torch.dtype, image: tuple[int, ...], filters: tuple[int, ...
         (FLOAT, (2, 32, 56, 56), (64, 32, 3, 3), True),
         (FLOAT, (2, 3, 224, 224), (64, 3, 7, 7), False),  # few channels
         (FLOAT, (2, 32, 24, 24), (64, 32, 3, 3), False),  # little work, for which eager may not use tensor cores
+        (FLOAT, (2, 36, 56, 56), (64, 36, 3, 3), False),  # likewise
         (FLOAT, (2, 32, 56, 56), (32, 1, 3, 3), True),  # depthwise
         (FLOAT, (2, 32, 56, 56), (32, 1, 7, 7), False),  # whose gradients would be slow
         (torch.float64, (2, 32, 56, 56), (64, 32, 3, 3), False),
