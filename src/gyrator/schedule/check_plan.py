@@ -69,6 +69,9 @@ class _Checker:
                     allocated = {new for _, new in step.extern.mutates}
                     self._name(value for value in defines(step.extern) if value not in allocated)
                 self._write(writes)
+                over = next((v for v in reads if v in self._parts and self._lost.get(v) in writes), None)
+                if over is not None:
+                    raise RuleBroken(f"{over} is read while {self._lost[over]} is written over it")
 
     def end(self) -> None:
         self._readable(self._shown, "show")

@@ -90,8 +90,9 @@ def combine(plan: Plan) -> Plan:
 
 # -- which -------------------------------------------------------------------------------------------------
 def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Value]) -> list[_Slot]:
-    """The plan in its new order; ``owner`` says in whose memory each value lies."""
-    kept = output_values(plan.outputs)
+    """The plan in its new order; ``owner`` says in whose memory each value lies. Parts of a whole are apart until they
+    are joined, but not before the whole is allocated."""
+    kept, owner = output_values(plan.outputs), dict(owner)
     slots: list[_Slot] = []
     written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
     read: dict[Value, int] = {}
@@ -107,11 +108,11 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
                 reads, writes = touched(step, kernels)
-                reads = [*reads, *(s.upon for s in before if s.upon is not None and s.offset is not None)]
-                writes = [*writes, *(s.value for s in before if s.upon is None)]
                 memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
                 last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
-                first = max(last, default=-1) + 1
+                hosts = [s.upon for s in before if s.upon is not None and s.offset is not None]
+                first = max([*last, -1]) + 1
+                first = max([first, *(mentioned.get(host, 0) for host in hosts)])
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
                 sizes = {s.value: bytes_of(s.value) for s in before if s.upon is None}
                 made, early = sum(sizes.values()), sum(size for v, size in sizes.items() if v not in kept)
@@ -133,6 +134,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
                 read |= {v: max(at, read.get(v, at)) for v in memory}
                 written |= {v: at for v, writing in memory.items() if writing}
                 before = []
+                if isinstance(step, Join):
+                    owner |= dict.fromkeys(step.parts, owner.get(step.whole, step.whole))
     return slots
 
 

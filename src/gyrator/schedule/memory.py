@@ -175,8 +175,9 @@ class _Planner:
         yield Allocate(value, whole, start)
 
     def _dies(self, value: Value, position: int) -> bool:
-        """Whether nothing reads the value, or a part of it, after that position."""
-        return all(self._life.dies_at(v, position) for v in (value, *self._parts.get(value, ())))
+        """Whether nothing reads the value after that position, nor a part of it there."""
+        parts = self._parts.get(value, ())
+        return self._life.dies_at(value, position) and all(self._life.dies_at(v, position - 1) for v in parts)
 
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""

@@ -35,7 +35,7 @@ def column(name: str, width: int) -> Value:
     return Value(name, (const(4), const(width)), torch.float32, (const(16), ONE), torch.device("cpu"))
 
 
-MATRIX, LEFT = column("matrix", 16), column("left", 8)
+MATRIX, LEFT, again = column("matrix", 16), column("left", 8), column("again", 16)
 
 
 def joined(left: int, right: int, *, width: int = 8) -> Plan:
@@ -81,10 +81,17 @@ WRONG = {
     ),
     "a part read after the whole was overwritten": (
         plan(
-            *joined(0, 8).steps[:6], Allocate(again := column("again", 16), MATRIX), copy(again, X), copy(again, LEFT),
+            *joined(0, 8).steps[:6], Allocate(again, MATRIX), copy(again, X), copy(again, LEFT),
             *joined(0, 8).steps[6:], Free(MATRIX), shown=again,
         ),
         "cannot read left: again was written over it",
+    ),
+    "a part read while the whole is overwritten": (
+        plan(
+            *joined(0, 8).steps[:6], Allocate(again, MATRIX), copy(again, LEFT), *joined(0, 8).steps[6:],
+            Free(MATRIX), shown=again,
+        ),
+        "left is read while again is written over it",
     ),
     "within what is written": (plan(*MADE, Allocate(A, RESULT, const(0)), Free(A)), "which is written already"),
     "two that meet": (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.schedule.plan import Allocate, Call, Join
+from gyrator.schedule.plan import Allocate, Call, Join, Launch
 from tests.pure.lowering.harness import lowered
 from tests.pure.schedule.harness import scheduled
 from tests.run_plan import run_plan
@@ -82,6 +82,38 @@ def test_so_they_are_on_a_gpu(case: str) -> None:
     found = run_plan(plan, list(args), low.constants)
     for got, want in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("on_cuda", [False, True], ids=["cpu", "gpu"])
+def test_a_kernel_that_reads_a_part_takes_no_place_in_the_whole(on_cuda: bool) -> None:
+    def both(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        parts = more(x, a)
+        whole = torch.cat(parts)
+        return parts[3].cos() + whole.sum(0), whole.cos()
+
+    plan = gpu_plan(on_gpu(lowered(both, X, A).program)) if on_cuda else scheduled(both, (X, A)).plan
+    (join,) = [step for step in plan.steps if isinstance(step, Join)]
+    upon = {step.value for step in plan.steps if isinstance(step, Allocate) and step.upon is join.whole}
+    written = upon.difference(join.parts)
+    launches = [{*step.args} for step in plan.steps if isinstance(step, Launch)]
+    assert not any(join.parts[3] in args and args & written for args in launches)
+
+
+def test_what_takes_the_place_of_the_whole_runs_after_the_readers_of_parts() -> None:
+    """On a GPU small kernels that do not depend on each other share a launch."""
+
+    def both(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        parts = more(x, a)
+        whole = torch.cat(parts)
+        return parts[3].cos() + whole.sort(0)[0][:1], whole.cos()
+
+    plan = gpu_plan(on_gpu(lowered(both, X, A).program))
+    (join,) = [step for step in plan.steps if isinstance(step, Join)]
+    upon = {step.value for step in plan.steps if isinstance(step, Allocate) and step.upon is join.whole}
+    launches = [{*step.args} for step in plan.steps if isinstance(step, Launch)]
+    (over,) = [k for k, args in enumerate(launches) if args & upon.difference(join.parts)]
+    assert all(k < over for k, args in enumerate(launches) if join.parts[3] in args)
+    assert any(args.issuperset(join.parts) for args in launches)  # made in one launch
 
 
 def more(x: Tensor, a: Tensor) -> list[Tensor]:
