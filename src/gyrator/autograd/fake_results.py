@@ -243,6 +243,8 @@ _PARTS: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, lambda x: torch.contiguous_format) for op in _ROWS},
+    # a filled clone lies in memory as a clone does
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
     **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},
     **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
