@@ -24,8 +24,8 @@ TILE_OF_ROWS = 1 << 18
 """Bytes of the tile through which whole rows go: half of it at least stays in the second cache."""
 DIVISION = 8
 """The cost of dividing an index, in additions."""
-DEAR = 12
-"""The cost of an exponential."""
+DEAR, DEAREST = 12, 160
+"""The cost of an exponential, and that of all operations up to which more vectors at once pay."""
 PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
@@ -109,11 +109,13 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
 
 def _lanes_at_once(group: Group, along: Axis) -> int:
     """More elements along a long axis where an exponential or the like is computed: its instructions wait for each
-    other, and those for other elements run meanwhile (40 sines in turn take half the time)."""
-    nodes = [node for m in group.members for body in bodies(m.nest.root) for node in body.walk()]
-    dear = any(cost_of(node) >= DEAR for node in nodes if isinstance(node, Op))
+    other, and those for other elements run meanwhile (a mish of a silu of a gelu takes two thirds of the time). Not where
+    many are, which need not wait for each other, and would take a compiler long."""
+    nodes = {node for m in group.members for body in bodies(m.nest.root) for node in body.walk()}
+    costs = [cost_of(node) for node in nodes if isinstance(node, Op)]
     narrow = all(node.dtype.itemsize <= 4 for node in nodes)
-    return 4 * LANES if dear and narrow and iterations((along,)) >= 16 * LANES else LANES
+    wide = narrow and max(costs, default=0) >= DEAR and sum(costs) <= DEAREST
+    return 4 * LANES if wide and iterations((along,)) >= 16 * LANES else LANES
 
 
 def ordered(group: Group, stored: frozenset[Value]) -> Group:
