@@ -109,8 +109,8 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
 
 def _lanes_at_once(group: Group, along: Axis) -> int:
     """More elements along a long axis where an exponential or the like is computed: its instructions wait for each
-    other, and those for other elements run meanwhile (a mish of a silu of a gelu takes two thirds of the time). Not where
-    many are, which need not wait for each other, and would take a compiler long."""
+    other, and those for other elements run meanwhile (a mish of a silu of a gelu takes two thirds of the time). Not
+    where many are, which need not wait for each other, and would take a compiler long."""
     nodes = {node for m in group.members for body in bodies(m.nest.root) for node in body.walk()}
     costs = [cost_of(node) for node in nodes if isinstance(node, Op)]
     narrow = all(node.dtype.itemsize <= 4 for node in nodes)
