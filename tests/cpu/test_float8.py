@@ -92,6 +92,7 @@ def test_a_linear_layer_trains_in_8_bit_floats() -> None:
         return Quantised.apply(x, w).tanh().square().mean()  # type: ignore[no-untyped-call, no-any-return]
 
     gyrator.reset()
+    torch.manual_seed(0)  # numbers halfway between two of 8 bits may go either way
     leaves = [torch.randn(32, 64, requires_grad=True), torch.randn(48, 64, requires_grad=True)]
     got = torch.autograd.grad(torch.compile(step, backend="gyrator")(*leaves) * 1e4, leaves)
     torch.testing.assert_close(got, torch.autograd.grad(step(*leaves) * 1e4, leaves), rtol=1e-3, atol=1e-3)

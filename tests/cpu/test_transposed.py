@@ -143,4 +143,4 @@ def test_what_is_added_beside_each_other_is_added_in_vectors(tmp_path: Path) -> 
         return F.fold(x, (20, 20), 3, padding=1)
 
     torch.testing.assert_close(gyrator.compile(fold, options={"cache_dir": tmp_path})(x), fold(x))
-    assert any("gy::store(lanes, to, gy::add(" in text for text in sources(tmp_path))
+    assert any("gy::store(lanes, to, gy::combined<gy::by_add>(" in text for text in sources(tmp_path))
