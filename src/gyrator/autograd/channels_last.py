@@ -113,20 +113,27 @@ def _gains(node: Node) -> bool:
     small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
     if image.device.type == "cpu":
         return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
-    if image.dtype.itemsize == 2:
-        return True
-    if groups == image.shape[1] and filters.shape[1] == 1:
-        return prod(map(size_hint, filters.shape[2:])) <= LARGEST_WINDOW
-    channels, work = size_hint(image.shape[1]), prod(map(size_hint, (*image.shape, *filters.shape)))
-    odd = any(size_hint(size) % CHANNELS for size in (channels, *filters.shape[:2]))
+    return image.dtype.itemsize == 2 or _gains_in_float32(image, filters, groups)
+
+
+def _gains_in_float32(image: Tensor, filters: Tensor, groups: object) -> bool:
+    """Whether that layout is faster on a GPU, and no less exact than eager's."""
+    channels, rows, columns, *window = (size_hint(size) for size in (image.shape[1], *filters.shape))
+    if groups == channels and columns == 1:
+        return prod(window) <= LARGEST_WINDOW
+    work = prod(map(size_hint, (*image.shape, *filters.shape)))
+    odd = any(n % CHANNELS for n in (channels, rows, columns))
     if odd or channels < 2 * CHANNELS or work // channels < LEAST_WORK:
         return False
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
-def _is_exact(image: Tensor) -> bool:
-    """Whether what a library computes for it may depend on the layout: with or without tensor cores."""
-    return image.dtype == torch.float32 and image.device.type == "cuda"
+def _must_not_follow(node: Node) -> bool:
+    """A convolution for which a library may use tensor cores in another layout though it does not in eager's."""
+    if node.target not in _IMAGES:
+        return False
+    image = values_of(node.args[0])
+    return bool(image.dtype == torch.float32 and image.device.type == "cuda")
 
 
 class _Rewriter:
@@ -148,7 +155,7 @@ class _Rewriter:
                 self._lay(node, _IMAGES[node.target], torch.channels_last, _is_contiguous)
             elif node in self._rows:
                 self._lay(node, range(len(node.args)), torch.contiguous_format, _lies_across)
-            if not self._follow(node):
+            if (not gains and _must_not_follow(node)) or not self._follow(node):
                 node.args = args  # else its result would have other strides than its metadata
                 self._restore(node)
 
@@ -164,8 +171,6 @@ class _Rewriter:
     def _follow(self, node: Node) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
         if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
-            return False
-        if node.target in _IMAGES and not _gains(node) and _is_exact(values_of(node.args[0])):
             return False
         before = node.meta["val"]
         try:

@@ -129,11 +129,15 @@ class _Checker:
 
     def _join(self, whole: Value, parts: tuple[Value, ...], rows: Index) -> None:
         self._readable(parts, "join")
-        step = product(whole.shape) // rows
-        starts = [at for host, at in (self._within.pop(part, (None, ZERO)) for part in parts) if host is whole]
-        for part, at, after in zip(parts, starts, (*starts[1:], step), strict=False):
-            filled = product(part.shape) is (after - at) * rows and part.span is (rows - 1) * step + after - at
-            if starts[0] is not ZERO or len(starts) < len(parts) or not filled:
+        places = [self._within.pop(part, (None, ZERO)) for part in parts]
+        if any(host is not whole for host, _ in places):
+            raise RuleBroken(f"not all of {', '.join(part.name for part in parts)} lie in {whole}")
+        starts, step = [at for _, at in places], product(whole.shape) // rows
+        if starts[0] is not ZERO:
+            raise RuleBroken(f"{parts[0]} does not begin where {whole} does")
+        for part, at, after in zip(parts, starts, (*starts[1:], step), strict=True):
+            row = after - at
+            if product(part.shape) is not row * rows or part.span is not (rows - 1) * step + row:
                 raise RuleBroken(f"{part} does not fill its place in {whole} up to the next one's")
         self._joined[whole] = parts
         self._empty.discard(whole)

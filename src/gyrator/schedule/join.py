@@ -16,7 +16,7 @@ from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, 
 from gyrator.ir.volume import volume
 from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.views import dimension
-from gyrator.schedule.pad import PRODUCTS
+from gyrator.schedule.pad import PRODUCTS, needed
 
 LEAST_RUN = 64
 """Bytes of a part that lie one after the other from which on it is worth writing them apart from the next."""
@@ -31,19 +31,19 @@ def lay_parts(program: Program) -> Program:
     lies, is copied there by a nest. Refuses calls of which that would be more than half; of which a part is no whole
     value, or has fewer than 64 bytes in a row."""
     calls = [node for node in program.nodes if isinstance(node, Extern)]
-    free, laid, copies = _free(program), dict[Value, Value](), dict[Extern, dict[int, Nest]]()
-    for node in calls:
-        parts = _parts(node)
-        others = (n for n in calls if n is not node) if parts else ()
-        fixed = {v.value for n in others for v in views(n) if n.op not in PRODUCTS or not _is_window(v)}
+    found = {node: parts for node in calls if (parts := _parts(node))}
+    if not found:
+        return program
+    windows = {n: [v for v in views(n) if n in found or (n.op in PRODUCTS and _is_window(v))] for n in calls}
+    free = _free(program) - needed(program, windows)
+    laid, copies = dict[Value, Value](), dict[Extern, dict[int, Nest]]()
+    for node, parts in found.items():
         count = Counter(view.value for view, _ in parts)
-        mine = {v for v, times in count.items() if times == 1 and v in free and v not in fixed}
-        if parts and 2 * len(mine) >= len(parts):
+        mine = {v for v, times in count.items() if times == 1 and v in free}
+        if 2 * len(mine) >= len(parts):
             free -= mine
             laid |= {view.value: _laid(view, node) for view, _ in parts if view.value in mine}
             copies[node] = {k: _copy(v, node, k) for k, (v, _) in enumerate(parts) if v.value not in mine}
-    if not copies:
-        return program
     nodes: list[ir.Node] = []
     for step in program.nodes:
         copied = copies.get(step, {}) if isinstance(step, Extern) else {}

@@ -93,7 +93,7 @@ def pad_rows(
     return replace(program, nodes=tuple(nodes))
 
 
-def _needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[Value]:
+def needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[Value]:
     """Values that something needs as they lie in memory, but for those ``matrices`` of products."""
     found: set[Value] = set()
     for node in program.nodes:
@@ -112,7 +112,7 @@ def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
     made = {n.out[0] for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
     while True:
         matrices = {node: [a.view for a in args] for node, args in products.items()}
-        free = made - shown_values(program) - _needed(program, matrices)
+        free = made - shown_values(program) - needed(program, matrices)
         dear = [node for node, args in products.items() if not _pays(program, node, args, free)]
         if not dear:
             break
@@ -187,7 +187,7 @@ def _longer_steps(program: Program, long: _Plan, everywhere: bool, unpadded: Col
     candidates = (results | (made if everywhere else made & read)).difference(long.values, unpadded)
     found = {v: new for v in candidates if (new := _stepped(v)) is not None}
     fit = {n: [a for a in args if a.value not in found or _moved(a, found[a.value])] for n, args in matrices.items()}
-    return {v: found[v] for v in found.keys() - _needed(program, fit)}
+    return {v: found[v] for v in found.keys() - needed(program, fit)}
 
 
 def _stepped(value: Value) -> Value | None:

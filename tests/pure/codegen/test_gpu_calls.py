@@ -40,6 +40,14 @@ def test_alignment_follows_where_values_are_placed() -> None:
         assert argument_alignment(made, {"k": kernel()}, [x]) == {"k": with_input}
 
 
+def test_what_lies_within_another_is_aligned_if_it_begins_at_16_bytes() -> None:
+    whole, near, odd = value("whole", 64), value("near", 16), value("odd", 16)
+    made = plan(
+        Allocate(whole), Allocate(near, whole, const(8)), Allocate(odd, whole, const(36)), Launch("k", (near, odd))
+    )
+    assert argument_alignment(made, {"k": kernel()}) == {"k": {0, 2}}
+
+
 def test_an_argument_is_aligned_if_it_is_at_every_launch() -> None:
     x, fresh = value("x", 8), value("fresh", 8)
     made = plan(Allocate(fresh), Launch("k", (x, fresh)), Launch("k", (fresh, fresh)))

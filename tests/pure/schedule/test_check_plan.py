@@ -73,7 +73,13 @@ WRONG = {
         "result is written while a lies in it",
     ),
     "joined of columns that meet": (joined(0, 4), "left does not fill its place in matrix up to the next one's"),
-    "joined of columns but the first": (joined(8, 8), "left does not fill its place in matrix"),
+    "joined of columns but the first": (joined(8, 8), "left does not begin where matrix does"),
+    "joined of what lies elsewhere": (
+        plan(
+            Allocate(MATRIX), Allocate(LEFT), copy(LEFT, X), Join(MATRIX, (LEFT,), const(4)), Free(LEFT), shown=MATRIX
+        ),
+        "not all of left lie in matrix",
+    ),
     "joined of too few": (joined(0, 8, width=4), "right does not fill its place in matrix"),
     "joined before they are written": (
         plan(Allocate(MATRIX), Allocate(LEFT, MATRIX, const(0)), Join(MATRIX, (LEFT,), const(4)), shown=MATRIX),

@@ -1,0 +1,44 @@
+"""Parts of a concatenation of many, which kernels and library calls write within its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.acceptance import check
+
+N = 10
+
+
+def cells(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """States that matrix products read; the last one is a result too."""
+    h, found = x[:, 0] * 1, []
+    for t in range(N):
+        h = torch.tanh(h @ w + x[:, t])
+        found.append(h)
+    return torch.stack(found, 1), h
+
+
+def columns(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    parts = [(x[:, t] * w[0] + t).sin() for t in range(N)]
+    whole = torch.cat(parts, -1)
+    return parts[3].cos() + whole.sum(-1, keepdim=True), whole.cos()
+
+
+def heads(x: Tensor, w: Tensor) -> Tensor:
+    return torch.cat([torch.relu(x[:, t] @ w) for t in range(N)], -1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("fn", [cells, columns, heads], ids=lambda fn: fn.__name__)
+def test_values_and_gradients_are_eagers(
+    fn: Callable[..., Any], dtype: torch.dtype, dynamic: bool, backend: str
+) -> None:
+    for width in (33, 64):
+        x, w = torch.randn(7, N, width).to(dtype), (torch.randn(width, width) / 8).to(dtype)
+        check(fn, (x.requires_grad_(), w.requires_grad_()), backend=backend, backward=True, dynamic=dynamic)

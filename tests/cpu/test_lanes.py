@@ -1,0 +1,44 @@
+"""Functions of many instructions, which run for four vectors at once, on every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
+from tests.acceptance import check
+
+ORDER = list(ISA_FLAGS)
+HERE = [isa for isa in ORDER[: ORDER.index(cpu_isa()) + 1] if "_" not in isa]
+
+
+def mixed(x: Tensor, half: Tensor, small: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    """Types of several widths, a mask, numbers that are compared and rounded."""
+    a = torch.where(kept, x.exp(), half.float().tanh())
+    return a, a.bfloat16(), (a > 0.5) & kept, (a * 10).clamp(-100, 100).to(torch.int8) + small
+
+
+def places(x: Tensor) -> tuple[Tensor, ...]:
+    """Elements that are reversed, apart, transposed, joined or beyond the end."""
+    rows = x[:768].view(3, 256)
+    return (
+        x.flip(0).sin(),
+        x[::2].cos(),
+        rows.t().exp(),
+        torch.cat([rows[:, :5], rows], 1).tanh(),
+        F.pad(x, (1, 2)).sin(),
+    )
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("fn", [mixed, places], ids=lambda fn: fn.__name__)
+def test_whole_and_partial_steps_are_right(fn: Callable[..., Any], isa: str, backend: str) -> None:
+    for n in (1000, 1024, 1025):
+        x = torch.randn(n)
+        given = (x, x.flip(0).bfloat16(), torch.randint(-5, 5, (n,), dtype=torch.int8), x > 0)
+        check(fn, given if fn is mixed else (x,), backend=backend, options={"cpu_isa": isa})
