@@ -42,3 +42,23 @@ def test_whole_and_partial_steps_are_right(fn: Callable[..., Any], isa: str, bac
         x = torch.randn(n)
         given = (x, x.flip(0).bfloat16(), torch.randint(-5, 5, (n,), dtype=torch.int8), x > 0)
         check(fn, given if fn is mixed else (x,), backend=backend, options={"cpu_isa": isa})
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_random_numbers_are_those_of_their_places(dtype: torch.dtype, isa: str, backend: str) -> None:
+    """Also where a row does not begin at a multiple of four, whose elements share a call of Philox."""
+
+    def drawn(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(rows * columns, dtype=dtype), torch.randn(rows, columns, dtype=dtype)[:, 1:].neg()
+
+    compiled = torch.compile(drawn, backend=backend, dynamic=False, options={"cpu_isa": isa})
+    for rows, columns in ((1, 1000), (3, 1025)):
+        torch.manual_seed(3)
+        got = compiled(rows, columns)
+        torch.manual_seed(3)
+        seeds = torch.ops.gyrator.seeds(2, torch.device("cpu"))
+        uniform = torch.ops.gyrator.rand((rows * columns,), seeds, 0, dtype, torch.device("cpu"))
+        normal = torch.ops.gyrator.randn((rows, columns), seeds, 1, dtype, torch.device("cpu"))
+        torch.testing.assert_close(got[0], uniform, rtol=0, atol=0)
+        torch.testing.assert_close(got[1], -normal[:, 1:])

@@ -138,6 +138,16 @@ def test_sizes_may_change(case: str, interpreter: Worker) -> None:
     check(*CASES[case], interpreter, WAYS["tiled"], dynamic=True)
 
 
+def test_operands_that_are_one_number(interpreter: Worker) -> None:
+    """Nothing else than the sum says how long it is."""
+
+    def filled(x: Tensor, dtype: torch.dtype) -> Tensor:
+        y = torch.full(x.shape, 0.5, dtype=dtype)
+        return y @ y.t()
+
+    check(filled, [random(18, 40)], interpreter, WAYS["tiled"], dynamic=True)
+
+
 def test_whole_programs_of_few_rows_run_with_templates(interpreter: Worker, tmp_path: Path) -> None:
     """Without a trial: an activation after few rows, and parts of k where there are few columns too."""
     emulator = Emulator(tmp_path, interpreter)

@@ -6,7 +6,7 @@
     randn(size, seeds, slot, ...)      standard normal numbers, likewise
     grouped_mm.out(input, weight, offs, out)   transformers' grouped_mm_fallback, into given memory
 
-Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot]."""
+Random numbers are Philox's under the key seeds[slot]; `gyrator.ir.philox` says which is element k of a draw."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,12 +23,11 @@ def _seeds(n: int, device: torch.device) -> Tensor:
 
 
 def _draw(
-    numbers: Callable[[philox.Words, torch.dtype], Tensor],
+    numbers: Callable[[Tensor, Tensor, torch.dtype], Tensor],
     size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device,
 ) -> Tensor:  # fmt: skip
     count = torch.Size(size).numel()
-    words = philox.philox(seeds[slot], torch.arange(count, dtype=torch.int64, device=device))
-    return numbers(words, dtype).reshape(size)
+    return numbers(seeds[slot], torch.arange(count, dtype=torch.int64, device=device), dtype).reshape(size)
 
 
 def _draw_fake(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -60,8 +59,8 @@ _DRAWN = "(SymInt[] size, Tensor seeds, SymInt slot, ScalarType dtype, Device de
 
 _define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, copied)
 _define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds, torch.Tag.nondeterministic_seeded)
-_define("rand" + _DRAWN, partial(_draw, philox.uniform), _draw_fake)
-_define("randn" + _DRAWN, partial(_draw, philox.normal), _draw_fake)
+_define("rand" + _DRAWN, partial(_draw, philox.rand), _draw_fake)
+_define("randn" + _DRAWN, partial(_draw, philox.randn), _draw_fake)
 _GROUPED = "(Tensor input, Tensor weight, Tensor offs, *, Tensor(a!) out) -> Tensor(a!)"
 _define("grouped_mm.out" + _GROUPED, _grouped_mm, lambda *_, out: out)
 

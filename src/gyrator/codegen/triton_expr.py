@@ -22,7 +22,7 @@ from gyrator.codegen.texts import Blocks, Key, Lines, Printed, checked_place
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
+from gyrator.ir.index import ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, walk_loops, walk_stages
 
@@ -254,7 +254,14 @@ class Expressions(Blocks[Term, Block]):
     def _random(self, e: Random) -> Term:
         terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
         texts = [*(t.text for t in terms), *([] if e.kind == "randint64" else [type_name(e.dtype)])]
-        return made_of(f"rt.{e.kind}({', '.join(texts)})", *terms)
+        run = e.dtype not in (torch.int64, torch.float64) and self._is_run(e.offset, 4)
+        return made_of(f"rt.{e.kind}{'_of_run' * run}({', '.join(texts)})", *terms)
+
+    def _is_run(self, index: Index, n: int) -> bool:
+        """Whether along the last dimension of a tile ``index`` counts up from a multiple of ``n``, as tiles begin."""
+        last = [axis for axis in self.tile_of if self.dimension(axis) == self.rank - 1 and axis in index.axes()]
+        rest = index - last[0].index() if last else index
+        return len(last) == 1 and last[0] not in rest.axes() and rest % n is ZERO
 
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:

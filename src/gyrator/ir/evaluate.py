@@ -17,7 +17,7 @@ from gyrator.errors import IndexOutOfRange
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, evaluate
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
-from gyrator.ir.philox import integers, normal, philox, uniform
+from gyrator.ir.philox import integers, philox, rand, randn
 
 IntOrTensor: TypeAlias = "int | Tensor"
 
@@ -100,10 +100,10 @@ class Evaluator:
             case Checked():
                 return self._checked(expr, guard)
             case Random(kind, seed, offset, dtype, args):
-                words = philox(self.value(seed, guard), self.value(IndexValue(offset), guard))
+                key, place = self.value(seed, guard), self.value(IndexValue(offset), guard)
                 if kind == "randint64":
-                    return integers(words, *(self.value(a, guard) for a in args))
-                return uniform(words, dtype) if kind == "rand" else normal(words, dtype)
+                    return integers(philox(key, place), *(self.value(a, guard) for a in args))
+                return (rand if kind == "rand" else randn)(key, place, dtype)
             case Ref(name, _, _):
                 return self.refs[name]
         raise TypeError(f"{type(expr).__name__} is no expression")

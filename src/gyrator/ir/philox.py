@@ -2,18 +2,18 @@
 
 Philox 4x32 with 10 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). The key
 is the 64-bit seed (low word first), the counter is ``(offset low, offset high, 0, 0)``: one call per element
-gives four 32-bit words ``w0 … w3``.
+gives four 32-bit words ``w0 … w3``. Below float64 four elements share a call, whose counter is ``offset // 4``.
 
 =============  =========================================================================================
-``rand``       f32 ``(w0 >> 8) · 2**-24``; f16 ``(w0 >> 21) · 2**-11``; bf16 ``(w0 >> 24) · 2**-8``;
-               f64 ``((w1·2**32 + w0) >> 11) · 2**-53``
-``randn``      ``sqrt(-2 ln(1 - u)) · cos(2π v)`` in f32, then rounded; ``u, v`` are the f32 ``rand`` of w0
-               and of w1; f64: with the f64 ``rand`` of (w0, w1) and of (w2, w3)
+``rand``       f32 ``(w >> 8) · 2**-24``; f16 ``(w >> 21) · 2**-11``; bf16 ``(w >> 24) · 2**-8``, ``w`` being the
+               word number ``offset % 4``; f64 ``((w1·2**32 + w0) >> 11) · 2**-53``
+``randn``      ``sqrt(-2 ln(1 - u)) · cos(2π v)`` in f32, then rounded, ``u, v`` being the f32 ``rand`` of the words of
+               ``offset`` and its neighbour, an even offset's first, and v a quarter less where ``offset`` is odd, which
+               makes it a sine; f64: with the f64 ``rand`` of (w0, w1) and of (w2, w3)
 ``randint64``  ``low + (w1·2**32 + w0) mod (high - low)``, unsigned
 =============  ========================================================================================="""
 
 import math
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -49,20 +49,36 @@ def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
 _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def uniform(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """``rand``: numbers in [0, 1), each exact in ``dtype``; of the first word, for float64 of the first two."""
+def rand(seed: Tensor, offset: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in [0, 1), each exact in ``dtype``."""
     if dtype == torch.float64:
-        return ((words[1] << 21) | (words[0] >> 11)).to(torch.float64) * 2.0**-53
-    bits = _BITS[dtype]
-    return ((words[0] >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype)
+        return _double(*philox(seed, offset)[:2])
+    return _uniform(_word_of_four(seed, offset, offset & 3), _BITS[dtype]).to(dtype)
 
 
-def normal(words: Words, dtype: torch.dtype) -> Tensor:
-    """``randn`` by the Box-Muller transform."""
-    wide, taken = (torch.float64, 2) if dtype == torch.float64 else (torch.float32, 1)
-    u, v = uniform(words, wide), uniform(words[taken:], wide)
-    radius = torch.sqrt(-2.0 * torch.log(1.0 - u))
-    return (radius * torch.cos(2.0 * math.pi * v)).to(dtype)
+def randn(seed: Tensor, offset: Tensor, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers by the Box-Muller transform."""
+    if dtype == torch.float64:
+        words = philox(seed, offset)
+        u, v = _double(*words[:2]), _double(*words[2:])
+    else:
+        first = offset & 2
+        u, v = (_uniform(_word_of_four(seed, offset, k), 24) for k in (first, first + 1))
+        v = v - 0.25 * (offset & 1)
+    return (torch.sqrt(-2.0 * torch.log(1.0 - u)) * torch.cos(2.0 * math.pi * v)).to(dtype)
+
+
+def _word_of_four(seed: Tensor, offset: Tensor, number: Tensor) -> Tensor:
+    words = torch.stack(philox(seed, offset >> 2))
+    return words.gather(0, number.expand(1, *words.shape[1:]))[0]
+
+
+def _uniform(word: Tensor, bits: int) -> Tensor:
+    return (word >> (32 - bits)).to(torch.float32) * 2.0**-bits
+
+
+def _double(low: Tensor, high: Tensor) -> Tensor:
+    return ((high << 21) | (low >> 11)).to(torch.float64) * 2.0**-53
 
 
 def integers(words: Words, low: Tensor, high: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from gyrator.ir.volume import count_of, value_bytes
 from gyrator.metrics.kernels import KernelFacts, facts_of
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
-from gyrator.schedule.plan import Call, Copy, Launch, Plan, held
+from gyrator.schedule.plan import Call, Copy, Join, Launch, Plan, held
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
@@ -109,9 +109,10 @@ def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
 
 
 def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:
-    """Those of the `operators` of a program that are called, not computed by a template."""
-    templates = Counter(unit.call.op for unit in made.units if isinstance(unit, Templated))
-    yield from (Counter(operators) - templates).elements()
+    """Those of the `operators` of a program that are called: no template computes them, and they join nothing in place."""
+    spared = Counter(unit.call.op for unit in made.units if isinstance(unit, Templated))
+    spared["aten.cat.default"] += sum(isinstance(step, Join) for step in made.plan.steps)
+    yield from (Counter(operators) - spared).elements()
 
 
 def why_extern(extern: Extern) -> str:

@@ -646,23 +646,71 @@ def unit_float(word, BITS: tl.constexpr):
 
 
 @triton.jit
+def unit_of(word, kind: tl.constexpr):
+    return unit_float(word, 24 if kind == tl.float32 else 11 if kind == tl.float16 else 8).to(kind)
+
+
+@triton.jit
+def normal_of(u, v):
+    return sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)
+
+
+@triton.jit
 def rand(seed, offset, kind: tl.constexpr):
-    w0, w1, _, _ = words(seed, offset)
     if kind == tl.float64:
+        w0, w1, _, _ = words(seed, offset)
         return unit_double(w0, w1)
     else:
-        BITS: tl.constexpr = 24 if kind == tl.float32 else 11 if kind == tl.float16 else 8
-        return unit_float(w0, BITS).to(kind)
+        w0, w1, w2, w3 = words(seed, offset >> 2)
+        odd, high = (offset & 1) != 0, (offset & 2) != 0
+        return unit_of(tl.where(high, tl.where(odd, w3, w2), tl.where(odd, w1, w0)), kind)
 
 
 @triton.jit
 def randn(seed, offset, kind: tl.constexpr):
-    w0, w1, w2, w3 = words(seed, offset)
     if kind == tl.float64:
-        u, v = unit_double(w0, w1), unit_double(w2, w3)
+        w0, w1, w2, w3 = words(seed, offset)
+        return normal_of(unit_double(w0, w1), unit_double(w2, w3))
     else:
-        u, v = unit_float(w0, 24), unit_float(w1, 24)
-    return (sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)).to(kind)
+        w0, w1, w2, w3 = words(seed, offset >> 2)
+        high = (offset & 2) != 0
+        u, v = unit_float(tl.where(high, w2, w0), 24), unit_float(tl.where(high, w3, w1), 24)
+        return normal_of(u, v - 0.25 * (offset & 1).to(tl.float32)).to(kind)
+
+
+# ``rand`` and ``randn`` of tiles whose rows are runs of offsets from multiples of four on: a quarter of the work
+@triton.jit
+def words_of_run(seed, offset):
+    length: tl.constexpr = offset.shape[len(offset.shape) - 1]
+    rows: tl.constexpr = offset.numel // length
+    some, _ = tl.split(tl.reshape(offset, [rows, length // 4, 2, 2]))
+    first, _ = tl.split(some)
+    return words(seed, first >> 2)
+
+
+@triton.jit
+def in_turns(a, b, c, d, like):
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), like.shape)
+
+
+@triton.jit
+def rand_of_run(seed, offset, kind: tl.constexpr):
+    if offset.shape[len(offset.shape) - 1] % 4 != 0:
+        return rand(seed, offset, kind)
+    else:
+        w0, w1, w2, w3 = words_of_run(seed, offset)
+        return unit_of(in_turns(w0, w1, w2, w3, offset), kind)
+
+
+@triton.jit
+def randn_of_run(seed, offset, kind: tl.constexpr):
+    if offset.shape[len(offset.shape) - 1] % 4 != 0:
+        return randn(seed, offset, kind)
+    else:
+        w0, w1, w2, w3 = words_of_run(seed, offset)
+        u, v, x, y = unit_float(w0, 24), unit_float(w1, 24), unit_float(w2, 24), unit_float(w3, 24)
+        pairs = in_turns(normal_of(u, v), normal_of(u, v - 0.25), normal_of(x, y), normal_of(x, y - 0.25), offset)
+        return pairs.to(kind)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value
+from gyrator.ir.expr import Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
@@ -108,12 +108,12 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
 
 
 def _lanes_at_once(group: Group, along: Axis) -> int:
-    """More elements along a long axis where an exponential or the like is computed: its instructions wait for each
-    other, and those for other elements run meanwhile (a mish of a silu of a gelu takes two thirds of the time). Not
-    where many are, which need not wait for each other, and would take a compiler long."""
+    """More elements along a long axis where an exponential, a random number or the like is computed: its instructions
+    wait for each other, and those for other elements run meanwhile (a mish of a silu of a gelu takes two thirds of the
+    time, dropout 0.6). Not where many are, which need not wait for each other, and would take a compiler long."""
     nodes = {node for m in group.members for body in bodies(m.nest.root) for node in body.walk()}
-    costs = [cost_of(node) for node in nodes if isinstance(node, Op)]
-    narrow = all(node.dtype.itemsize <= 4 for node in nodes)
+    costs = [cost_of(node) for node in nodes if isinstance(node, Op | Random)]
+    narrow = all(node.dtype.itemsize <= 4 for node in nodes if node.axes())
     wide = narrow and max(costs, default=0) >= DEAR and sum(costs) <= DEAREST
     return 4 * LANES if wide and iterations((along,)) >= 16 * LANES else LANES
 

@@ -17,7 +17,7 @@ from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Masked, Random, Ref
 from gyrator.ir.index import ONE, ZERO, Axis, Indirect, Size
 from gyrator.ir.index import const as number
 from gyrator.ir.interp import run_program
-from gyrator.ir.philox import integers, normal, philox, uniform
+from gyrator.ir.philox import integers, philox, rand, randn
 from gyrator.ir.program import Derived, Extern, Input, Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, View
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Store, Update
@@ -193,14 +193,16 @@ def test_philox_gives_the_published_numbers() -> None:
 
 
 def test_random_numbers_have_their_distribution() -> None:
-    words = philox(torch.tensor(3), torch.arange(40_000))
+    drawn = (torch.tensor(3), torch.arange(40_000))
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        u = uniform(words, dtype).double()
+        u = rand(*drawn, dtype).double()
         assert float(u.min()) >= 0 and float(u.max()) < 1
         assert abs(float(u.mean()) - 0.5) < 0.01 and abs(float(u.std()) - 12**-0.5) < 0.01
-        n = normal(words, dtype).double()
+        n = randn(*drawn, dtype).double()
         assert n.isfinite().all() and abs(float(n.mean())) < 0.02 and abs(float(n.std()) - 1) < 0.02
-    d = integers(words, torch.tensor(-3), torch.tensor(7))
+        for fours in (u.view(-1, 4), n.view(-1, 4)):  # they share a call
+            assert float((torch.corrcoef(fours.T) - torch.eye(4)).abs().max()) < 0.05
+    d = integers(philox(*drawn), torch.tensor(-3), torch.tensor(7))
     assert d.unique().tolist() == list(range(-3, 7))
 
 

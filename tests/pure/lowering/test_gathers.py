@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
+from gyrator.ir.program import Extern
 from tests.pure.lowering.harness import check, lowered, run, tensor
 
 WRAPPING = torch.tensor([[0, 3, -1], [4, 3, 3]])
@@ -149,3 +150,9 @@ def test_indexing_by_a_mask_is_a_call_of_unknown_size() -> None:
     low = check(lambda x: x.gt(0).nonzero() + 1, tensor(5, 7), dynamic=True, externs=["aten.nonzero.default"])
     call = next(n for n in low.program.nodes if hasattr(n, "op"))
     assert [str(s) for s in call.scalars] == [str(call.out[0].shape[0])]
+
+
+def test_a_window_is_not_replaced_where_elements_lie_upon_each_other() -> None:
+    """Which of two elements in one place is written last is the operator's to say."""
+    low = lowered(lambda t: (lambda w: w.select_scatter(w[:, 0] + 1, 1, 1))(t.unfold(0, 2, 1)), tensor(8))
+    assert [node.op for node in low.program.nodes if isinstance(node, Extern)] == ["aten.select_scatter.default"]
