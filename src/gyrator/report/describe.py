@@ -109,7 +109,7 @@ def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
 
 
 def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:
-    """Those of the `operators` of a program that are called: no template computes them, and they join nothing in place."""
+    """Those of the `operators` of a program that are called, not computed by a template or parts joined in place."""
     spared = Counter(unit.call.op for unit in made.units if isinstance(unit, Templated))
     spared["aten.cat.default"] += sum(isinstance(step, Join) for step in made.plan.steps)
     yield from (Counter(operators) - spared).elements()
