@@ -41,7 +41,7 @@ from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
-from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
+from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step
 from gyrator.schedule.products import product_of
 
 _RESERVED = (
@@ -393,7 +393,7 @@ class _Wrapper:
     def view(self, view: View) -> str:
         if view.complex:
             return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"
-        if is_full(view):
+        if view.is_full:
             return self.name(view.value)
         where = f"{tuple_of(view.shape)}, {tuple_of(view.strides)}, {view.offset}"
         window = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
@@ -426,7 +426,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
     for position, output in enumerate(plan.outputs):
         view = output.view if isinstance(output, Item) else output
         if isinstance(view, View):
-            whole = view is output and is_full(view) and position in shown
+            whole = view is output and view.is_full and position in shown
             (found if whole else others).add(view.value)
     for step in plan.steps:
         match step:
@@ -440,7 +440,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
                 # whether it means the same whatever strides its arguments have; an operator of users may not
                 takes_any = extern.op.startswith("aten.") and "as_strided" not in extern.op and not extern.mutates
                 for view in views(extern):
-                    (found if takes_any and is_full(view) else others).add(view.value)
+                    (found if takes_any and view.is_full else others).add(view.value)
             case Copy(into, source):
                 others.update((into.value, source.value))
     return frozenset(found - others)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Expr, Load, Value, indirect_values, map_indirect, reading, rewrite
-from gyrator.ir.index import Axis, Index, Size
+from gyrator.ir.index import ZERO, Axis, Index, Size
 from gyrator.origin import Origin
 
 
@@ -124,6 +124,12 @@ class View:
     def complex(self) -> bool:
         """Whether it shows pairs of reals, its last dimension, as complex numbers."""
         return self.dtype is not None and self.dtype.is_complex
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is its whole value, so that the value's own tensor can stand for it."""
+        same = self.shape == self.value.shape and self.strides == self.value.strides
+        return same and self.offset is ZERO and self.dtype in (None, self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)

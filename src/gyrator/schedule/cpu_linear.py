@@ -14,7 +14,6 @@ from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, View, bod
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import op
 from gyrator.schedule.group import Group
-from gyrator.schedule.plan import is_full
 from gyrator.schedule.products import Product
 
 
@@ -69,7 +68,7 @@ def add_biases_later(program: Program) -> Program:
     def apart(node: Node) -> Iterator[Node]:
         match node:
             case Extern((Value() as out,), "aten.addmm.default", (View() as bias, *args), kwargs=()) if (
-                out in by_nests - by_calls and bias.shape == out.shape[1:] and is_full(bias)
+                out in by_nests - by_calls and bias.shape == out.shape[1:] and bias.is_full
                 and out.device.type == "cpu" and {out.dtype, bias.value.dtype} <= {torch.float32, torch.float64}
             ):  # fmt: skip
                 product = Value(f"{out.name}_product", out.shape, out.dtype, out.strides, out.device)

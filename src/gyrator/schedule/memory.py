@@ -17,19 +17,7 @@ from gyrator.schedule.gpu_tiling import streamed
 from gyrator.schedule.group import Group, Member, exclusive_axes, levels_of
 from gyrator.schedule.join import joined
 from gyrator.schedule.kernel import Built, build_kernel
-from gyrator.schedule.plan import (
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Join,
-    Launch,
-    Plan,
-    Step,
-    full_view,
-    has_out_variant,
-    is_full,
-)
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan, Step, full_view, has_out_variant
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of, product_group
 
@@ -81,7 +69,7 @@ class _Planner:
         self._in_place = in_place
         self._life = life_of(program, units)
         self._outputs = output_values(program.outputs)
-        self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
+        self._updates = {u.value.value: u for u in program.updates if u.value.is_full}
         self._becomes = _becomes(program, self._updates)
         self._home: dict[Value, Value] = {}  # what lies in other memory: versions of an input, parts of a whole
         self._joined = joined(program) if in_place else {}

@@ -189,9 +189,3 @@ def has_out_variant(extern: Extern) -> bool:
 def full_view(value: Value) -> View:
     """All of ``value`` as it lies."""
     return View(value, value.shape, value.strides, ZERO)
-
-
-def is_full(view: View) -> bool:
-    """Whether a view is its whole value, so that the value's own tensor can stand for it."""
-    same = view.shape == view.value.shape and view.strides == view.value.strides
-    return same and view.offset is ZERO and view.dtype in (None, view.value.dtype)

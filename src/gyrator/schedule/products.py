@@ -13,7 +13,7 @@ from gyrator.ir.tree import Config
 from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
 from gyrator.schedule.group import Group
-from gyrator.schedule.plan import full_view, is_full
+from gyrator.schedule.plan import full_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def _has_channels_last(view: View) -> bool:
     (batch, channels, *sides), (outer, inner, *steps) = view.shape, view.strides
     order = (batch, *sides, channels)
     lies = zip(order, (outer, *steps, inner), contiguous_strides(order), strict=True)
-    return is_full(view) and all(step is wanted or n is ONE for n, step, wanted in lies)
+    return view.is_full and all(step is wanted or n is ONE for n, step, wanted in lies)
 
 
 def _scaled(call: Extern, out: Value) -> Product | None:

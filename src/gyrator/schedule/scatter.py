@@ -16,7 +16,6 @@ from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, axes_of, coords_of
 from gyrator.lowering.typed import between, both, number, op
 from gyrator.schedule.gpu_tiling import power
-from gyrator.schedule.plan import is_full
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""
@@ -91,7 +90,7 @@ def _written_in_place(program: Program) -> set[Value]:
         return set()
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
     maker = {v: node for node in program.nodes for v in defines(node)}
-    targets = {u.value.value: u.target for u in program.updates if is_full(u.value)}
+    targets = {u.value.value: u.target for u in program.updates if u.value.is_full}
     found, shown = set[Value](), shown_values(program)
     for end in into.keys() - into.values():
         chain, value = [end], into[end]
