@@ -4,8 +4,6 @@ A value comes from, first found first: the options given in code, the mode, the 
 (`GYRATOR_NAME`), the default. Equal settings give equal (and equally hashed) `Config`s. `docs/config.md` is
 generated from this file: `python -m tests.config_page > docs/config.md`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -179,7 +177,7 @@ class Config:
     @staticmethod
     def from_options(
         mode: str | None = None, options: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None
-    ) -> Config:
+    ) -> "Config":
         """The configuration that a mode, options and an environment (by default the process's) ask for.
 
         Raises:

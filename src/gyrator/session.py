@@ -1,7 +1,5 @@
 """The state of one compilation, made at its start and passed to every stage; nothing of it is global."""
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings
@@ -181,7 +179,7 @@ class Session:
         self._depth = 0
         self._start = time.perf_counter()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -211,7 +209,7 @@ class Session:
         if self._around is not None:
             self._around._ended(name, self._around._depth + depth, start, seconds)
 
-    def child(self, name: str, *, apart: bool = False) -> Session:
+    def child(self, name: str, *, apart: bool = False) -> "Session":
         """A session for a part of this one: same options and target, same display of progress. Its stages lie within
         this one's, unless they are kept `apart`."""
         part = Session(self.config, self.device, name, self.progress, self._told, self.why_missed)

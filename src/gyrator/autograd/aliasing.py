@@ -100,7 +100,7 @@ def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int
     )
 
 
-_Bases: TypeAlias = "dict[int, tuple[int, Alias | None]]"
+_Bases: TypeAlias = dict[int, tuple[int, Alias | None]]
 
 
 class _Results:

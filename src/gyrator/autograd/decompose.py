@@ -9,8 +9,6 @@ repeats its layers, so few distinct calls stand for thousands of nodes.
 A result whose strides differ from those of the operator itself is restrided, so that every other node keeps
 the metadata it was traced with."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +67,7 @@ class _Pass:
                 new.symbols.bind(node.meta["val"], nodes[node])
         return new
 
-    def _inner(self, keep_numbers: bool) -> _Pass:
+    def _inner(self, keep_numbers: bool) -> "_Pass":
         """A pass over another graph that shares the templates."""
         return _Pass(self._table, GraphBuilder(self._new.results, keep_numbers), self._templates)
 

@@ -10,8 +10,6 @@ other alias of that root is then stale and is viewed anew from the root's value 
     return y.sum()                     sum(y1)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,7 +46,7 @@ class Alias:
     """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
 
     root: Root
-    parent: Alias | None
+    parent: "Alias | None"
     view: View | None
     node: Node
     generation: int = field(init=False)

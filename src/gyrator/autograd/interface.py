@@ -12,7 +12,7 @@ import torch
 from gyrator.autograd.layout import copied
 
 GraphKind = Literal["inference", "forward", "backward"]
-Size: TypeAlias = "int | torch.SymInt"
+Size: TypeAlias = int | torch.SymInt
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 

@@ -5,8 +5,6 @@ are recorded as one functional ATen graph.
     outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -136,7 +134,7 @@ class _Fresh(torch.autograd.Function):
 
 
 def _backward(
-    runner: _Runner, recorder: Recorder, leaves: Sequence[Any], results: Sequence[Tensor]
+    runner: "_Runner", recorder: Recorder, leaves: Sequence[Any], results: Sequence[Tensor]
 ) -> tuple[tuple[int, ...], list[Node | None]]:
     """Runs backward from new tangents of `results`; positions of inputs with gradients, and the gradients' nodes."""
     tangents = []

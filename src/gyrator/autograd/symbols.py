@@ -15,7 +15,7 @@ from gyrator import torch_compat
 from gyrator.errors import InternalCheckError
 from gyrator.ir.symbols import evaluated, python_text
 
-Scalar: TypeAlias = "torch.SymInt | torch.SymFloat | torch.SymBool"
+Scalar: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool
 aten = torch.ops.aten
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -4,8 +4,6 @@ The script runs as it is, but each program that torch.compile captures is checke
 compiled with every level compared, against eager. The first that fails is made smaller while it still fails
 in the same way, and written as a program of its own."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 import time
@@ -50,7 +48,7 @@ class Failure:
     stage: str
     text: str
 
-    def like(self, other: Failure | None) -> bool:
+    def like(self, other: "Failure | None") -> bool:
         """Whether another one is the same mistake, as far as one can tell."""
         return other is not None and (self.kind, self.stage) == (other.kind, other.stage)
 

@@ -12,8 +12,6 @@ A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full
 ``gy::some_lanes<L>`` for the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat
 range that each thread takes a fixed share of, so that runs with equal thread counts give equal bits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """What printers of C++, Triton and Python share: comments, long lines, sums of indices; and a kernel's text on its way,
 in blocks of lines with what is known in each."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable

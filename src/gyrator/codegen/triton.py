@@ -11,8 +11,6 @@
 A loop over a row that a tile covers is no loop in the text: its values stay known to the loops over the same
 row that follow. Another one runs in steps of its block, with an accumulator per element of a tile."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

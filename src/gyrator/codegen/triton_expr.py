@@ -7,8 +7,6 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
     tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +50,7 @@ class Term(Printed):
         """The text as an operand."""
         return self.text if self.atom else f"({self.text})"
 
-    def to(self, *types: str) -> Term:
+    def to(self, *types: str) -> "Term":
         """The value converted to each of these types in turn."""
         return made_of(self.operand + "".join(f".to({t})" for t in types), self)
 

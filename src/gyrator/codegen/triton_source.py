@@ -6,8 +6,6 @@ the order of ``TritonKernel.params`` and then the block sizes in the order of ``
 
 A launch runs in one dimension as many programs as the axes of ``TritonKernel.grid`` come to, none if that is 0."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -56,7 +54,7 @@ class Workspace:
     type = "*i8"
 
 
-Parameter: TypeAlias = "Pointer | SizeArgument | Workspace"
+Parameter: TypeAlias = Pointer | SizeArgument | Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +86,12 @@ class TritonKernel:
     category: str
     asserts: bool = False
     early: bool = False
-    other: TritonKernel | None = None
+    other: "TritonKernel | None" = None
     plain: str = ""
     room: tuple[tuple[str, int], ...] | None = None
 
     @property
-    def variants(self) -> tuple[tuple[TritonKernel, Config], ...]:
+    def variants(self) -> "tuple[tuple[TritonKernel, Config], ...]":
         """Every config with the text that it belongs to, those of ``other`` last."""
         own = tuple((self, config) for config in self.configs)
         return own + (() if self.other is None else self.other.variants)

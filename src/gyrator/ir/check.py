@@ -9,8 +9,6 @@
 
 A broken rule raises :class:`~gyrator.errors.InternalCheckError` with the node's text and the user's line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import Enum
 

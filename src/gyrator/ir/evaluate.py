@@ -19,7 +19,7 @@ from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mo
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.philox import integers, philox, rand, randn
 
-IntOrTensor: TypeAlias = "int | Tensor"
+IntOrTensor: TypeAlias = int | Tensor
 
 
 class OutOfRange(Exception):
@@ -202,7 +202,7 @@ def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
 
 
 # -- reductions --------------------------------------------------------------------------------------------
-State: TypeAlias = "tuple[Tensor, ...]"
+State: TypeAlias = tuple[Tensor, ...]
 """The results of a reduction or scan of :data:`gyrator.ir.ops.REDUCTIONS`."""
 
 

@@ -17,7 +17,7 @@ import torch
 from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, Size, const, contiguous_strides, dot, substitute
 from gyrator.ir.intern import interned, remember
 
-Scalar: TypeAlias = "bool | int | float"
+Scalar: TypeAlias = bool | int | float
 
 
 @interned

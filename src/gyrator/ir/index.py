@@ -29,7 +29,6 @@ from gyrator.ir.intern import interned, remember
 if TYPE_CHECKING:
     from gyrator.ir.expr import Expr
 
-IndexLike: TypeAlias = "Index | int"
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
 AtomT = TypeVar("AtomT", bound="Atom")
@@ -299,6 +298,9 @@ def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
 def const(value: int) -> Index:
     """The constant index ``value``."""
     return Index((((), value),)) if value else ZERO
+
+
+IndexLike: TypeAlias = Index | int
 
 
 def as_index(value: IndexLike) -> Index:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar, dataclass_transform
 from weakref import ref
 
 T = TypeVar("T")
-Table: TypeAlias = "dict[object, ref[object]]"
+Table: TypeAlias = dict[object, ref[object]]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))

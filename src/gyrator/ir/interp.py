@@ -3,8 +3,6 @@
 It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be
 obviously right, not fast: every pass and every backend is compared with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,9 +18,9 @@ from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
 from gyrator.ir.symbols import evaluated
 
-Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
-Given: TypeAlias = "Tensor | int | None"
-Result: TypeAlias = "Tensor | int | float | None"
+Callables: TypeAlias = Mapping[str, Callable[..., Any]]
+Given: TypeAlias = Tensor | int | None
+Result: TypeAlias = Tensor | int | float | None
 
 
 @dataclass(frozen=True, slots=True)

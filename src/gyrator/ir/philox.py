@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Words: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
+Words: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57

@@ -36,7 +36,7 @@ from gyrator.ir.program import Derived
 from gyrator.ir.volume import rounded_hint
 from gyrator.torch_compat import functions_of_numbers, symbol_hint
 
-Rule: TypeAlias = "Callable[..., Index | None]"
+Rule: TypeAlias = Callable[..., Index | None]
 
 
 class Symbols:

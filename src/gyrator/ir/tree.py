@@ -143,7 +143,7 @@ class Loop:
     grain: int = 0
 
 
-Stage: TypeAlias = "Let | Store | Update | Contract | Attend"
+Stage: TypeAlias = Let | Store | Update | Contract | Attend
 
 
 @dataclass(frozen=True, slots=True)

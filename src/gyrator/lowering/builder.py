@@ -1,7 +1,5 @@
 """The program under construction: the one mutable object of a lowering, passed to every lowering explicitly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,16 +26,16 @@ class Meta:
     strides: tuple[Index, ...]
     device: torch.device
 
-    def with_dtype(self, dtype: torch.dtype) -> Meta:
+    def with_dtype(self, dtype: torch.dtype) -> "Meta":
         """Another dtype."""
         return replace(self, dtype=dtype)
 
-    def reals(self) -> Meta:
+    def reals(self) -> "Meta":
         """That of the pairs of reals that complex numbers are."""
         shape, strides = (*self.shape, TWO), (*[2 * stride for stride in self.strides], ONE)
         return Meta(shape, self.dtype.to_real(), strides, self.device)
 
-    def with_shape(self, shape: tuple[Index, ...]) -> Meta:
+    def with_shape(self, shape: tuple[Index, ...]) -> "Meta":
         """Another shape, contiguous."""
         return Meta(shape, self.dtype, contiguous_strides(shape), self.device)
 

@@ -24,8 +24,8 @@ from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-Pair: TypeAlias = "tuple[Expr, Expr]"
-Number: TypeAlias = "Operand | complex"
+Pair: TypeAlias = tuple[Expr, Expr]
+Number: TypeAlias = Operand | complex
 
 _OF_REALS: Family = {
     **gathers.LOWERINGS, **joins.LOWERINGS, **pointwise.LOWERINGS, **reductions.LOWERINGS, **scatters.LOWERINGS

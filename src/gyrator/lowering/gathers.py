@@ -18,7 +18,7 @@ from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, element, like, number, op
 from gyrator.lowering.views import dimension
 
-Indices: TypeAlias = "Sequence[TensorRef | None]"
+Indices: TypeAlias = Sequence[TensorRef | None]
 """What is between the brackets of ``x[…]``: a tensor or, for all of a dimension, None."""
 
 

@@ -287,7 +287,7 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------
-Number: TypeAlias = "Expr | Index | Scalar"
+Number: TypeAlias = Expr | Index | Scalar
 Rule: TypeAlias = Callable[[Sequence[Number]], Expr]
 
 

@@ -1,7 +1,5 @@
 """Ops that compute each element from the elements at the same place: arithmetic, comparison, logic, casts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -25,7 +25,7 @@ from gyrator.lowering.scatters import scatter_along
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 from gyrator.lowering.views import reshape
 
-Sizes: TypeAlias = "Sequence[int] | int"
+Sizes: TypeAlias = Sequence[int] | int
 """A number per dimension; one number, or a list of one, stands for all."""
 
 Layout: TypeAlias = "Callable[..., Windows | None]"

@@ -3,8 +3,6 @@
 A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map from the
 viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 + 2)``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -14,7 +12,7 @@ import torch
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, substitute
 
-Coords: TypeAlias = "tuple[Index, ...]"
+Coords: TypeAlias = tuple[Index, ...]
 
 TWO = const(2)
 
@@ -55,7 +53,7 @@ class TensorRef:
         """The value's coordinates of the view's element ``where``."""
         return _composed(self.shape, self.coords, where)
 
-    def view(self, shape: tuple[Index, ...], inner: Coords) -> TensorRef:
+    def view(self, shape: tuple[Index, ...], inner: Coords) -> "TensorRef":
         """The view whose element at axes ``d0, d1, …`` of ``shape`` is this one's element at ``inner``."""
         return TensorRef(self.value, shape, self.at(inner), self.dtype)
 

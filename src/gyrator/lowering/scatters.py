@@ -3,8 +3,6 @@
 Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
 (<checked(idx[i0], N)>, i1) of src[i0, i1]``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
 per ATen op as in eager's own kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import reduce
@@ -18,7 +16,7 @@ from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.torch_compat import float8_saturates
 
-Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
+Operand: TypeAlias = TensorRef | Expr | Index | Scalar
 """What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -5,8 +5,6 @@ x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
                  … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What a kernel does, read from its loop tree: its kind, loops, loads and stores, operations and traffic."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from math import prod

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from gyrator.config import TABLES, Config
 from gyrator.errors import InternalCheckError
 
-Cell: TypeAlias = "str | int | float | None"
-Row: TypeAlias = "Mapping[str, Cell]"
+Cell: TypeAlias = str | int | float | None
+Row: TypeAlias = Mapping[str, Cell]
 
 
 def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> None:

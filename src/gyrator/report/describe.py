@@ -18,7 +18,7 @@ from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
 
-Facts: TypeAlias = "Mapping[str, KernelFacts]"
+Facts: TypeAlias = Mapping[str, KernelFacts]
 
 
 def describe(

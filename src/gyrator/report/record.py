@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gyrator.autotune.tuner import Choice
 from gyrator.metrics.kernels import KernelFacts
 
-Places: TypeAlias = "tuple[str, ...]"
+Places: TypeAlias = tuple[str, ...]
 """Lines like ``model.py:12 in forward: aten.mm.default``."""
 
 

@@ -24,7 +24,7 @@ from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriv
 Launch: TypeAlias = Callable[..., None]
 """Takes a stream, a kernel's pointers, then its numbers."""
 
-Programs: TypeAlias = "int | Callable[..., int]"
+Programs: TypeAlias = int | Callable[..., int]
 """How many programs run; where that depends on sizes, a function of all the kernel's arguments."""
 
 ALIGNMENT = 16

@@ -1,8 +1,6 @@
 """Processes that take a line of JSON and answer with one: those that compile Triton kernels, each one kernel at a
 time (`triton_worker.py` is their program), and those in which candidates are timed (`gyrator.autotune`)."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
@@ -35,7 +33,7 @@ class Worker:
     folder: tempfile.TemporaryDirectory[str]
 
     @staticmethod
-    def start(program: Sequence[str] = (str(PROGRAM),), more: Mapping[str, str] | None = None) -> Worker:
+    def start(program: Sequence[str] = (str(PROGRAM),), more: Mapping[str, str] | None = None) -> "Worker":
         """Start a worker in a session of its own, so that Ctrl-C in a terminal does not reach it. `program` is a file
         and arguments after its folder, `more` are variables of its environment."""
         folder = tempfile.TemporaryDirectory(prefix="gyrator-worker-")

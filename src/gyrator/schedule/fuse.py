@@ -1,7 +1,5 @@
 """Fusion: which nests become one kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,7 +23,7 @@ DEEPEST = 100
 """Operations, on a processor cheap instructions, one after another from which on arithmetic takes longer than moving a
 result through memory."""
 
-Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"
+Slower: TypeAlias = Callable[[Program, Group, Group, Group], Refused | None]
 """Refuses to make a third group of two if that was measured to be slower."""
 
 

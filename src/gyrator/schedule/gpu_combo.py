@@ -7,8 +7,6 @@ A launch moves up to an earlier one if nothing from there on writes what it read
 What it needs is allocated before the common launch, and what has had its last use is freed after it: only where hardly
 more is held than at the plan's peak (``MOST_EARLY``)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -50,7 +48,7 @@ class _Slot:
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
-    def takes(self, new: _Slot, *, last: bool) -> bool:
+    def takes(self, new: "_Slot", *, last: bool) -> bool:
         """Whether ``new`` may run here, if nothing in between needs another order; ``last``: nothing is in between."""
         if not last and self.early + new.early > MOST_EARLY:
             return False
@@ -60,7 +58,7 @@ class _Slot:
             return False
         return len(self.pointers | new.pointers) <= MOST_POINTERS and bool(new.forms)
 
-    def add(self, new: _Slot) -> None:
+    def add(self, new: "_Slot") -> None:
         """Let ``new`` run here."""
         self.steps += new.steps
         self.forms |= new.forms

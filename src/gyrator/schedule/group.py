@@ -4,8 +4,6 @@ A group has *outer* axes, under which every member runs, and *spaces*: sets of i
 some members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five
 members. A purely pointwise group has outer axes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -19,8 +17,8 @@ from gyrator.ir.volume import iterations
 from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
-Axes: TypeAlias = "tuple[Axis, ...]"
-Indices: TypeAlias = "tuple[Index, ...]"
+Axes: TypeAlias = tuple[Axis, ...]
+Indices: TypeAlias = tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Group:
         """Whether what runs over spaces are reductions alone."""
         return all(isinstance(m.nest.root, Reduce) or m.space is None for m in self.members)
 
-    def rewrite(self, mapping: Mapping[Atom, Index]) -> Group:
+    def rewrite(self, mapping: Mapping[Atom, Index]) -> "Group":
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
             return self

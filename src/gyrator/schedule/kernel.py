@@ -4,8 +4,6 @@ A group's outer axes become the outer loops, each space at each *level* a loop n
 level is how many reductions it must wait for. A value of one level that a later one needs is recomputed if
 that is cheap, read back if it is stored anyway, and otherwise kept in a scratch row."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,7 +30,7 @@ from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops, gpu
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
 
-Body: TypeAlias = "tuple[Loop | Stage, ...]"
+Body: TypeAlias = tuple[Loop | Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)

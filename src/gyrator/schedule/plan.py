@@ -98,7 +98,7 @@ class Free:
     value: Value
 
 
-Step: TypeAlias = "Allocate | Launch | Call | Copy | Join | Free"
+Step: TypeAlias = Allocate | Launch | Call | Copy | Join | Free
 
 
 # -- plan --------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The schedule stage: its passes in order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
