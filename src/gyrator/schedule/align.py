@@ -32,16 +32,12 @@ def linear_terms(index: Index) -> dict[Axis, Index] | None:
     found: dict[Axis, Index] = {}
     for monomial, c in index.terms:
         axes = [a for a in monomial if isinstance(a, Axis)]
-        if len(axes) != 1 or not all(isinstance(a, Axis) or _fixed(a) for a in monomial):
+        others = [a.index() for a in monomial if not isinstance(a, Axis)]  # sizes, ``s // 2`` of one, or they vary
+        if len(axes) != 1 or any(other.axes() or other.indirects() for other in others):
             return None
         rest = tuple(a for a in monomial if a is not axes[0])
         found[axes[0]] = found.get(axes[0], ZERO) + Index(((rest, c),))
     return found
-
-
-def _fixed(atom: Atom) -> bool:
-    """Whether an atom is the same in every iteration: a size, or ``s // 2`` of one."""
-    return not (atom.index().axes() or atom.index().indirects())
 
 
 def radix(index: Index, extent: Index | None = None) -> list[Axis] | None:

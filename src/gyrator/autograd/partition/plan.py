@@ -82,13 +82,7 @@ PartitionFunction = Callable[[JointGraph], Partition]
 
 def save_all(joint: JointGraph) -> Partition:
     """Saves every forward value that backward reads; recomputes nothing."""
-
-    def runs_forward(node: Node) -> bool:
-        recorded_backward = bool(node.meta.get("backward")) and node not in joint.forward_nodes
-        return not recorded_backward and node not in joint.backward_nodes
-
-    def read_backward(node: Node) -> bool:
-        return node in joint.gradients or any(user in joint.needed and not runs_forward(user) for user in node.users)
-
-    tensors = (node for node in joint.graph.nodes if isinstance(node.meta.get("val"), Tensor))
-    return Partition(tuple(node for node in tensors if runs_forward(node) and read_backward(node)))
+    recorded = {node for node in joint.graph.nodes if node.meta.get("backward")}
+    backward = joint.backward_nodes | (recorded - joint.forward_nodes)
+    read = {*joint.gradients}.union(*(node.all_input_nodes for node in backward & joint.needed)) - backward
+    return Partition(tuple(n for n in joint.graph.nodes if n in read and isinstance(n.meta.get("val"), Tensor)))
