@@ -266,7 +266,6 @@ class Loops(Expressions):
         """What fills blocks of an operand with ``expr``, in vectors along the axis along which that lies in memory."""
         blocks, inner, is_right = dict(contract.blocks), contract.inner, view is contract.right
         outer, count = (contract.column, blocks["NR"]) if is_right else (contract.row, blocks["MR"])
-        assert inner is not None
         lies = [load.index[0].coefficient(outer) for load in expr.loads() if {outer, inner} <= load.index[0].axes()]
         along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
         count = blocks["BLOCK_N"] if is_right and not along_k else count

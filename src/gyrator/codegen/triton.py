@@ -418,7 +418,6 @@ class Printer(Expressions):
     def _computed(self, contract: Contract, places: Sequence[str]) -> list[str]:
         """The arguments of the template whose operands are functions, which are printed too."""
         row, column, inner, reads = *_sides(contract), contract.inner, reads_of(self, contract)
-        assert inner is not None
         depth = inner.extent.value
         even = depth is not None and all(depth % dict(c.blocks)["BLOCK_K"] == 0 for c in self.tiling.configs)
         once = dict.fromkeys(load for e in contract.elements for load in e.loads() if not load.axes() & {row, inner})

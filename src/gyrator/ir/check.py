@@ -328,9 +328,8 @@ class _KernelChecker:
             sides = (m, k), (*(() if outer else contract.ends.shape), k, n)
         if (contract.left.shape, contract.right.shape) != sides:
             raise RuleBroken(f"the sides of {contract.left} and {contract.right} do not match the loops")
-        inner = frozenset(() if contract.inner is None else (contract.inner,))
         for expr, view in zip(contract.elements, (contract.left, contract.right), strict=False):
-            self.exprs.value(expr, self.axes | inner, view.value.dtype)
+            self.exprs.value(expr, self.axes | {contract.inner}, view.value.dtype)
         for view in windows(contract):
             if view.value not in self.params or view.value in self.stored:
                 raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")

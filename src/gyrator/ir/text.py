@@ -174,7 +174,7 @@ def _stage_text(stage: Stage, names: _Names) -> str:
         case Update(carry, args, running):
             text = f"update {carry} with {', '.join(map(names.expr, args))}"
             return f"{text} -> {_refs(running)}" if running else text
-        case tree.Contract(name, left, right, _, _, _, template):
+        case tree.Contract(name, left, right, _, _, _, _, template):
             operands = [names.expr(e) for e in stage.elements] or [_view_text(left), _view_text(right)]
             groups = f" in groups to {_view_text(stage.ends)}" if stage.ends is not None else ""
             return f"{name}: {short(name.dtype)} = {' times '.join(operands)}{groups} by {template}"

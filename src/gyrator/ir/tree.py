@@ -73,9 +73,9 @@ class Contract:
     """``name = Σ_k left[…, m, k] · right[…, k, n]`` for the tile of rows m and columns n of the loops around it.
 
     The text of the template of that name computes it; the stages that follow in the same body, its epilogue, read the
-    local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
-    ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling. ``elements``, if
-    there are any, say what an element of each operand is, over ``inner`` (k) and these axes; then ``left`` and
+    local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops,
+    ``inner`` is k. ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling.
+    ``elements``, if there are any, say what an element of each operand is, over all these axes; then ``left`` and
     ``right`` lie nowhere. ``ends`` are those of groups, of k if there is a batch of as many results, else of rows."""
 
     name: Ref
@@ -84,9 +84,9 @@ class Contract:
     batch: tuple[Axis, ...]
     row: Axis
     column: Axis
+    inner: Axis
     template: str
     blocks: tuple[tuple[str, int], ...] = ()
-    inner: Axis | None = None
     elements: tuple[Expr, ...] = ()
     ends: View | None = None
 

@@ -116,7 +116,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     ends = product.ends and replace(product.ends, value=renamed(product.ends.value, "ends"))
     name = Ref("acc", total.dtype, frozenset(axes))
     (stands,) = (name for name, value in actual.items() if value is total)
-    contract = Contract(name, left, right, tuple(batch), row, column, unit.template, (), inner, tuple(elements), ends)
+    contract = Contract(name, left, right, tuple(batch), row, column, inner, unit.template, (), tuple(elements), ends)
     return contract, stands, actual
 
 
