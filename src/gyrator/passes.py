@@ -15,8 +15,6 @@ from gyrator.origin import Origin
 from gyrator.session import Session
 
 P = TypeVar("P")
-Spec = Callable[[P], None]
-"""Checks a program and raises an exception whose text says which rule is broken, and where."""
 
 
 class RuleBroken(Exception):
@@ -25,11 +23,12 @@ class RuleBroken(Exception):
 
 @dataclass(frozen=True)
 class Pass(Generic[P]):
-    """A named step from program to program, and the spec that its result satisfies."""
+    """A named step from program to program, and the spec that its result satisfies: a function that checks a program
+    and raises an exception whose text says which rule is broken, and where."""
 
     name: str
     run: Callable[[P], P]
-    leaves: Spec[P] | None = None
+    leaves: Callable[[P], None] | None = None
 
 
 def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text: Callable[[P], str] = str) -> P:

@@ -4,7 +4,7 @@ An output that shares memory with an input or with another output is not returne
 shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
 autograd and later in-place writes see the same aliasing as in eager."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -100,9 +100,6 @@ def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int
     )
 
 
-_Bases: TypeAlias = dict[int, tuple[int, Alias | None]]
-
-
 class _Results:
     """The results collected so far, each tensor once. Mutable, and private to one call of `describe_outputs`."""
 
@@ -149,7 +146,7 @@ class _Results:
             if root.generation and root.input is not None:
                 yield Update(position, self.value(root.node))
 
-    def bases(self, flat: Sequence[Any]) -> _Bases:
+    def bases(self, flat: Sequence[Any]) -> dict[int, tuple[int, Alias | None]]:
         """For each root, not of an input, that several outputs view: the result to start from; its alias if detached.
 
         ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
@@ -187,7 +184,7 @@ class _Results:
             alias = alias.parent
         return alias
 
-    def source(self, value: Any, bases: _Bases) -> Source:
+    def source(self, value: Any, bases: Mapping[int, tuple[int, Alias | None]]) -> Source:
         """Where an output comes from."""
         if id(value) in self.inputs:
             return FromInput(self.inputs[id(value)])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TypeAlias
 
 import torch
 
@@ -11,9 +10,7 @@ from gyrator.errors import OutputMismatch, UnsupportedOperator
 from gyrator.ir.evaluate import as_reals
 from gyrator.torch_compat import reinterpret
 
-Operator: TypeAlias = Callable[..., object]
-
-DIRECT: Mapping[str, Operator] = {
+DIRECT: Mapping[str, Callable[..., object]] = {
     f"aten.{binding.__name__}.{overload}": binding
     for binding in (torch.mm, torch.addmm, torch.bmm, torch.baddbmm)
     for overload in ("default", "out")
@@ -22,7 +19,7 @@ DIRECT: Mapping[str, Operator] = {
 against 6.7 us)."""
 
 
-def operator(name: str) -> Operator:
+def operator(name: str) -> Callable[..., object]:
     """The operator called ``aten.mm.default`` or ``library.name.overload``.
 
     Raises: UnsupportedOperator if no library that is loaded defines it."""
