@@ -490,7 +490,7 @@ class Printer(Expressions):
         extent, known = self.index(loop.axis.extent), self.bounds
         last = f"tl.max({extent.text})" if extent.axes else extent.text
         name = self.names.fresh(loop.axis.name)
-        steps = f"tl.range(0, {last}, num_stages={tree.STAGES})" if tree.STAGES in self._sizes else f"range(0, {last})"
+        steps = f"tl.range(0, {last}, num_stages=STAGES)" if "STAGES" in self._sizes else f"range(0, {last})"
         with self._indented(f"for {name} in {steps}:"):
             number = f"tl.cast({name}, tl.int64)" if self.tiling.wide else name
             self.bind(loop.axis, Term(number, self.block.depth, name=True))

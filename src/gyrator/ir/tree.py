@@ -160,9 +160,6 @@ class Param:
 
 
 # -- tiles of a GPU kernel ---------------------------------------------------------------------------------
-STAGES = "STAGES"
-
-
 @dataclass(frozen=True, slots=True)
 class Config:
     """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages.

@@ -189,12 +189,8 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
     serial = [loop for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL]
     moving = [load for loop in serial for load in tree.loads_in(loop.body) if {loop.axis} < load.axes()]
     row = sum(load.dtype.itemsize for load in moving)
-
-    def staged(config: Config) -> Config:
-        stages = 3 if 2 * row * prod(size for _, size in config.blocks) <= gpu.shared_bytes else 1
-        return replace(config, blocks=(*config.blocks, (tree.STAGES, stages)))
-
-    return tuple(map(staged, configs))
+    stages = {c: 3 if 2 * row * prod(size for _, size in c.blocks) <= gpu.shared_bytes else 1 for c in configs}
+    return tuple(replace(config, blocks=(*config.blocks, ("STAGES", n))) for config, n in stages.items())
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
