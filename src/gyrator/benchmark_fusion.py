@@ -4,7 +4,6 @@ Parts and whole become programs of their own, built like any other and run on ra
 layers of a model share are built once; a fusion costs about half a second the first time."""
 
 from pathlib import Path
-from typing import TypeAlias
 
 from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
@@ -24,17 +23,14 @@ NOISE = 1.05
 """A fusion that takes up to so many times its parts is as good as they are."""
 
 
-Timed: TypeAlias = tuple[Path, float]
-"""Where a group's kernel lies, and milliseconds of a launch."""
-
-
 def slower_fusions(builder: Builder) -> Slower:
     """What `fuse` asks about two groups and what they would become: refused if that was measured to be slower.
 
     A fusion with a part that random inputs make fail (an index into a table) is not refused."""
-    known: dict[tuple[tuple[int, ...], bool], Timed | None] = {}
+    known: dict[tuple[tuple[int, ...], bool], tuple[Path, float] | None] = {}
 
-    def timed(program: Program, group: Group) -> Timed | None:
+    def timed(program: Program, group: Group) -> tuple[Path, float] | None:
+        """Where a group's kernel lies, and milliseconds of a launch."""
         key = (tuple(member.position for member in group.members), bool(group.serial))
         if key not in known:
             try:

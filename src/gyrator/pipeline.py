@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 
 import msgspec
 import torch
@@ -60,8 +59,6 @@ from gyrator.session import Counters, Session
 from gyrator.torch_compat import on_device, shape_env_of
 from gyrator.validate import validated
 
-Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
-
 RECORDED = "recorded"
 """What an entry notes of a graph whose calls can be recorded: its GPU, how many inputs lie in forward's recording and
 how many outputs in its own, and the inputs that stay in place."""
@@ -82,7 +79,7 @@ class Process:
     remotes: dict[tuple[str, bytes], Remote] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     watch: Watch | None = None
-    instead: Instead | None = None
+    instead: Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]] | None = None
     counted: list[Counters] = field(default_factory=list)
     profile: BandwidthProfile = field(default_factory=BandwidthProfile)
 

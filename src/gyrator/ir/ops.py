@@ -9,11 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
 
 import torch
-
-Reference: TypeAlias = Callable[..., torch.Tensor]
 
 
 class Rule(enum.Enum):
@@ -35,7 +32,7 @@ class ScalarOp:
     name: str
     arity: int
     rule: Rule
-    reference: Reference
+    reference: Callable[..., torch.Tensor]
     triton: str
     cost: int = 1
     element: str = ""
@@ -54,7 +51,7 @@ def _lib(name: str, arity: int = 1) -> str:
     return f"libdevice.{name}({_places(arity)})"
 
 
-def _dividing(op: Reference, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _dividing(op: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Division where a zero divisor gives 0 (torch raises on the CPU for integers); floats divide as torch does."""
     if x.dtype.is_floating_point:
         return op(x, y)

@@ -25,9 +25,6 @@ DESCRIPTION = "kernels.json"
 TIMES = "times"
 """What the note of a choice calls the milliseconds of each binary."""
 
-Rebuild = Callable[[Mapping[str, Any]], Binary]
-"""Builds what a worker is asked for, or finds it in the store."""
-
 Timed = Callable[[Sequence[Launch]], "list[float | None] | None"]
 """Milliseconds of each launch; None where nothing can be timed."""
 
@@ -78,14 +75,14 @@ class GpuKernels:
 
     Attributes:
         choices: where the choices among configs are kept; None: nowhere.
-        rebuild: builds a kernel for arguments that are not aligned; None: it cannot.
+        rebuild: builds what a worker is asked for, or finds it in the store; None: it cannot.
         moved: where the user's places lie now.
         tuned: told of every kernel whose configs were timed.
     """
 
     folder: Path
     choices: Store | None = None
-    rebuild: Rebuild | None = None
+    rebuild: Callable[[Mapping[str, Any]], Binary] | None = None
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     driver: Callable[[], CudaDriver] = cuda_driver
     tuned: Tuned | None = None
