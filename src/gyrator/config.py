@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
@@ -23,9 +23,9 @@ from gyrator.inductor_names import hint_for
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
 
-Positive: TypeAlias = Annotated[int, Meta(ge=1)]
-Natural: TypeAlias = Annotated[int, Meta(ge=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
 
 _COLUMNS = {
     "slow_fusion": "kernel1_path kernel1_latency kernel2_path kernel2_latency fused_kernel_path "

@@ -3,7 +3,7 @@
 import sys
 import time
 from math import inf
-from typing import TextIO, TypeAlias
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -56,7 +56,7 @@ class Bar:
             self._bar.stop()
 
 
-Progress: TypeAlias = Lines | Bar
+Progress = Lines | Bar
 """Where long work reports how far it is."""
 
 

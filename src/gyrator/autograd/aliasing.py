@@ -6,7 +6,7 @@ autograd and later in-place writes see the same aliasing as in eager."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class Literal:
     value: Any
 
 
-Source: TypeAlias = FromGraph | FromInput | Literal
+Source = FromGraph | FromInput | Literal
 
 
 @dataclass(frozen=True)

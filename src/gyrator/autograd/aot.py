@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +31,10 @@ from gyrator.autograd.partition.split import Halves, behind_loss, inference_grap
 from gyrator.autograd.shell import make_shell
 from gyrator.errors import InternalCheckError
 
-Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
+Stage = Callable[[str], AbstractContextManager[object]]
 """What the work on a part of the pipeline, given by name, runs within: for timing."""
 
-_Compile: TypeAlias = Callable[[Graph, GraphInfo], Pending]
+_Compile = Callable[[Graph, GraphInfo], Pending]
 
 
 def aot_compile(

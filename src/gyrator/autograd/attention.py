@@ -11,7 +11,7 @@ that have gradients stay: eager computes them that way, and more precisely than 
 
 from collections.abc import Mapping, Set
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from gyrator.autograd.effects import arguments
 from gyrator.autograd.symbols import expression
 from gyrator.ir.evaluate import unrepeated
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 _COMPARE = frozenset("add sub diff cumsum eq ne le lt ge gt".split())
@@ -39,7 +39,7 @@ _EXACT = (torch.bool, torch.int32, torch.int64)
 _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
 
-Kind: TypeAlias = Literal["open", "causal"]
+Kind = Literal["open", "causal"]
 """What a known mask lets pass: all scores, or those of keys that are not after the query."""
 
 

@@ -5,14 +5,14 @@ it reads it, so that each input is freed as soon as its last reader ran."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 
 from gyrator.autograd.layout import copied
 
 GraphKind = Literal["inference", "forward", "backward"]
-Size: TypeAlias = int | torch.SymInt
+Size = int | torch.SymInt
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -68,10 +68,10 @@ class Compiled:
     wrapper: str = ""
 
 
-Pending: TypeAlias = Callable[[], Compiled]
+Pending = Callable[[], Compiled]
 """Waits for a graph that is being compiled."""
 
-Compiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[object], GraphInfo], Compiled | Pending]
+Compiler = Callable[[torch.fx.GraphModule, Sequence[object], GraphInfo], Compiled | Pending]
 """Compiles one functional graph, with which it does as it likes; its example inputs are fake tensors, sizes (int or
 SymInt) and scalars. It may give what waits for the graph: backward is compiled while forward's kernels are built."""
 

@@ -5,7 +5,7 @@ symbol is a placeholder or a size of a tensor, an expression is arithmetic on th
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
@@ -15,7 +15,7 @@ from gyrator import torch_compat
 from gyrator.errors import InternalCheckError
 from gyrator.ir.symbols import evaluated, python_text
 
-Scalar: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool
+Scalar = torch.SymInt | torch.SymFloat | torch.SymBool
 aten = torch.ops.aten
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

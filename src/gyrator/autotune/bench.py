@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -23,8 +23,8 @@ from gyrator.runtime.pool import Pool
 from gyrator.runtime.triton_worker import private_output, requests
 from gyrator.torch_compat import outside_tracing
 
-Call: TypeAlias = Callable[[], object]
-Batch: TypeAlias = Callable[[], float]
+Call = Callable[[], object]
+Batch = Callable[[], float]
 """Runs a few calls; milliseconds of one."""
 
 ROUNDING = 2.0**-4, 2.0**-9

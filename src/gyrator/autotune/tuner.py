@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,7 +27,7 @@ from gyrator.schedule.products import Alternative, Question, product_of
 from gyrator.torch_compat import float32_matmul_precision
 
 T = TypeVar("T")
-Parameters: TypeAlias = Mapping[str, str | int | bool]
+Parameters = Mapping[str, str | int | bool]
 
 UNTIMED = (("cpp",), ("subgraph",))
 """Families that are taken without timing if no other may compete: the first candidate, the best guess."""

@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 
 _STALE_SECONDS = 3600.0
 
-Content: TypeAlias = str | Path | Tensor
+Content = str | Path | Tensor
 """Of a file: a text; a file that is linked or copied; a tensor, whose elements are written row by row."""
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"

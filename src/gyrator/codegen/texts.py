@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from textwrap import TextWrapper
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from gyrator.ir.expr import Expr, Ref, count_uses
 from gyrator.ir.index import Atom, Index, Size
@@ -52,7 +52,7 @@ def checked_place(kernel: Kernel) -> Origin | None:
 
 
 # -- blocks ------------------------------------------------------------------------------------------------
-Key: TypeAlias = Expr | Atom | Index
+Key = Expr | Atom | Index
 
 
 @dataclass(frozen=True, slots=True)

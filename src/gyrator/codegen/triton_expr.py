@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
 import torch
 
@@ -55,7 +54,7 @@ class Term(Printed):
         return made_of(self.operand + "".join(f".to({t})" for t in types), self)
 
 
-Block: TypeAlias = Lines[Term]
+Block = Lines[Term]
 
 
 def made_of(text: str, *terms: Term, atom: bool = True) -> Term:

@@ -8,7 +8,6 @@ A launch runs in one dimension as many programs as the axes of ``TritonKernel.gr
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
@@ -54,7 +53,7 @@ class Workspace:
     type = "*i8"
 
 
-Parameter: TypeAlias = Pointer | SizeArgument | Workspace
+Parameter = Pointer | SizeArgument | Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 import torch
 
@@ -69,7 +68,7 @@ class BuiltKernel:
     sites: tuple[tuple[int | None, Origin | None], ...] = ()
 
 
-Kernels: TypeAlias = Mapping[str, BuiltKernel | TritonKernel]
+Kernels = Mapping[str, BuiltKernel | TritonKernel]
 """The kernels of a plan by their names there."""
 
 

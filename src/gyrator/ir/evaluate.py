@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from operator import floordiv, mod
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mo
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.philox import integers, philox, rand, randn
 
-IntOrTensor: TypeAlias = int | Tensor
+IntOrTensor = int | Tensor
 
 
 class OutOfRange(Exception):
@@ -202,7 +201,7 @@ def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
 
 
 # -- reductions --------------------------------------------------------------------------------------------
-State: TypeAlias = tuple[Tensor, ...]
+State = tuple[Tensor, ...]
 """The results of a reduction or scan of :data:`gyrator.ir.ops.REDUCTIONS`."""
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import TypeAlias
 
 import torch
 
 from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, Size, const, contiguous_strides, dot, substitute
 from gyrator.ir.intern import interned, remember
 
-Scalar: TypeAlias = bool | int | float
+Scalar = bool | int | float
 
 
 @interned

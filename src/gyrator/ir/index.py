@@ -300,7 +300,7 @@ def const(value: int) -> Index:
     return Index((((), value),)) if value else ZERO
 
 
-IndexLike: TypeAlias = Index | int
+IndexLike = Index | int
 
 
 def as_index(value: IndexLike) -> Index:

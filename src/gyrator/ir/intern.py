@@ -8,11 +8,11 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from inspect import get_annotations
-from typing import Any, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 from weakref import ref
 
 T = TypeVar("T")
-Table: TypeAlias = dict[object, ref[object]]
+Table = dict[object, ref[object]]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))

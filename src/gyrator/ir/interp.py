@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
 from gyrator.ir.symbols import evaluated
 
-Callables: TypeAlias = Mapping[str, Callable[..., Any]]
-Given: TypeAlias = Tensor | int | None
-Result: TypeAlias = Tensor | int | float | None
+Callables = Mapping[str, Callable[..., Any]]
+Given = Tensor | int | None
+Result = Tensor | int | float | None
 
 
 @dataclass(frozen=True, slots=True)

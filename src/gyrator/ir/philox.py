@@ -14,12 +14,11 @@ gives four 32-bit words ``w0 … w3``. Below float64 four elements share a call,
 =============  ========================================================================================="""
 
 import math
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-Words: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57

@@ -65,7 +65,7 @@ class Scatter:
     combine: str = "set"
 
 
-Root: TypeAlias = Pointwise | Reduce | Scan | Scatter
+Root = Pointwise | Reduce | Scan | Scatter
 
 
 # -- nodes -------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Item:
     view: View
 
 
-_Torch: TypeAlias = torch.dtype | torch.device | torch.layout | torch.memory_format
+_Torch = torch.dtype | torch.device | torch.layout | torch.memory_format
 Arg: TypeAlias = "View | Item | Index | tuple[Arg, ...] | bool | int | float | complex | str | _Torch | None"
 """An argument of an extern call; a tuple is a list."""
 
@@ -164,7 +164,7 @@ class Extern:
     functions: tuple[Program, ...] = ()
 
 
-Node: TypeAlias = Nest | Extern
+Node = Nest | Extern
 
 
 # -- program -----------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Derived:
     text: str
 
 
-Output: TypeAlias = View | Item | Index | bool | int | float | None
+Output = View | Item | Index | bool | int | float | None
 
 
 @dataclass(frozen=True, slots=True)

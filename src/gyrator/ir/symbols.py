@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import sympy
 import torch
@@ -36,7 +36,7 @@ from gyrator.ir.program import Derived
 from gyrator.ir.volume import rounded_hint
 from gyrator.torch_compat import functions_of_numbers, symbol_hint
 
-Rule: TypeAlias = Callable[..., Index | None]
+Rule = Callable[..., Index | None]
 
 
 class Symbols:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, indirect_values, walk_all
 from gyrator.ir.index import Axis, Index, Size, dot
@@ -143,7 +142,7 @@ class Loop:
     grain: int = 0
 
 
-Stage: TypeAlias = Let | Store | Update | Contract | Attend
+Stage = Let | Store | Update | Contract | Attend
 
 
 @dataclass(frozen=True, slots=True)

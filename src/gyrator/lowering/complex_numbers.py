@@ -5,7 +5,7 @@ view_as_real, view_as_complex and what views either are index maps."""
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -24,8 +24,8 @@ from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-Pair: TypeAlias = tuple[Expr, Expr]
-Number: TypeAlias = Operand | complex
+Pair = tuple[Expr, Expr]
+Number = Operand | complex
 
 _OF_REALS: Family = {
     **gathers.LOWERINGS, **joins.LOWERINGS, **pointwise.LOWERINGS, **reductions.LOWERINGS, **scatters.LOWERINGS

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-Lowering: TypeAlias = Callable[..., Any]
+Lowering = Callable[..., Any]
 """``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an extern call."""
 
-Family: TypeAlias = Mapping[OpOverload, Lowering]
+Family = Mapping[OpOverload, Lowering]
 
 
 def rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:

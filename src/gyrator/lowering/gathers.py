@@ -6,7 +6,7 @@ wrap between Python's brackets, and raise in the named operators (gather, index_
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, element, like, number, op
 from gyrator.lowering.views import dimension
 
-Indices: TypeAlias = Sequence[TensorRef | None]
+Indices = Sequence[TensorRef | None]
 """What is between the brackets of ``x[…]``: a tensor or, for all of a dimension, None."""
 
 

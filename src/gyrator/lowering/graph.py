@@ -5,7 +5,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem, truediv
-from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -287,8 +286,8 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------
-Number: TypeAlias = Expr | Index | Scalar
-Rule: TypeAlias = Callable[[Sequence[Number]], Expr]
+Number = Expr | Index | Scalar
+Rule = Callable[[Sequence[Number]], Expr]
 
 
 def number_of(target: object, args: Sequence[object]) -> Expr | None:

@@ -25,13 +25,13 @@ from gyrator.lowering.scatters import scatter_along
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 from gyrator.lowering.views import reshape
 
-Sizes: TypeAlias = Sequence[int] | int
+Sizes = Sequence[int] | int
 """A number per dimension; one number, or a list of one, stands for all."""
 
 Layout: TypeAlias = "Callable[..., Windows | None]"
 """(pooled dimensions of the input, of the output, the operator's options) → its windows, or None for the library."""
 
-Pool: TypeAlias = Callable[..., Any]
+Pool = Callable[..., Any]
 """The lowering of a pooling operator after its windows."""
 
 NOWHERE = 1 << 62

@@ -5,7 +5,7 @@ mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ MOST_SORTED = 512
 ALL = (True, True, True)
 """That all results of a reduction are wanted."""
 
-Dims: TypeAlias = int | Sequence[int] | None
+Dims = int | Sequence[int] | None
 
 
 def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:

@@ -5,14 +5,13 @@ viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]``
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, substitute
 
-Coords: TypeAlias = tuple[Index, ...]
+Coords = tuple[Index, ...]
 
 TWO = const(2)
 

@@ -6,7 +6,6 @@ per ATen op as in eager's own kernels."""
 import math
 from collections.abc import Iterable
 from functools import reduce
-from typing import TypeAlias
 
 import torch
 
@@ -16,7 +15,7 @@ from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.torch_compat import float8_saturates
 
-Operand: TypeAlias = TensorRef | Expr | Index | Scalar
+Operand = TensorRef | Expr | Index | Scalar
 """What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -5,13 +5,12 @@ import fcntl
 import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
 from gyrator.config import TABLES, Config
 from gyrator.errors import InternalCheckError
 
-Cell: TypeAlias = str | int | float | None
-Row: TypeAlias = Mapping[str, Cell]
+Cell = str | int | float | None
+Row = Mapping[str, Cell]
 
 
 def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TypeAlias
 
 from gyrator.autograd.partition.recompute import PRODUCTS, operations
 from gyrator.ir.expr import Value
@@ -18,7 +17,7 @@ from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
 
-Facts: TypeAlias = Mapping[str, KernelFacts]
+Facts = Mapping[str, KernelFacts]
 
 
 def describe(

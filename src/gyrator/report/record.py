@@ -5,12 +5,11 @@ Sizes that are symbols count as the hints that the graph was compiled with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from gyrator.autotune.tuner import Choice
 from gyrator.metrics.kernels import KernelFacts
 
-Places: TypeAlias = tuple[str, ...]
+Places = tuple[str, ...]
 """Lines like ``model.py:12 in forward: aten.mm.default``."""
 
 

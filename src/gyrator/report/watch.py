@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 import torch
@@ -47,9 +46,9 @@ class GraphCompiled:
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
 
 
-Event: TypeAlias = GraphCompiled | ProgramReport
+Event = GraphCompiled | ProgramReport
 """A graph or a captured program is ready; the report on a program lacks those on its graphs."""
-Watch: TypeAlias = Callable[[Event], None]
+Watch = Callable[[Event], None]
 
 
 def record_in(folder: Path) -> GraphRecord:

@@ -10,7 +10,7 @@ While somebody holds what an earlier call saved, as two forwards before a backwa
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from gyrator.runtime.externs import operator
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
 from gyrator.torch_compat import copy_all, storage_holders
 
-Record: TypeAlias = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
+Record = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
 """Runs a function while its launches are recorded; gives what replays them, and the function's results."""
 
 MOST_RECORDINGS, MOST_SEEN = 64, 1024

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -30,14 +30,14 @@ WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
 
 T = TypeVar("T")
-Note: TypeAlias = Callable[[str, float], None]
+Note = Callable[[str, float], None]
 """Told the name of a kernel or operator and the seconds that a call of it took."""
 
-OnError: TypeAlias = Callable[[int], object]
-Launch: TypeAlias = Callable[..., int]
+OnError = Callable[[int], object]
+Launch = Callable[..., int]
 """Takes a kernel's pointers and sizes and the number of threads, as ints."""
 
-Bind: TypeAlias = Callable[[int, int, OnError], Launch]
+Bind = Callable[[int, int, OnError], Launch]
 """(address of a kernel, how many pointers and sizes it takes, what to call with a status other than 0) → launch."""
 
 MOST_ARGUMENTS = 63

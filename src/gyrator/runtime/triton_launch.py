@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct, calcsize
-from typing import TypeAlias
 
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver
 
-Launch: TypeAlias = Callable[..., None]
+Launch = Callable[..., None]
 """Takes a stream, a kernel's pointers, then its numbers."""
 
-Programs: TypeAlias = int | Callable[..., int]
+Programs = int | Callable[..., int]
 """How many programs run; where that depends on sizes, a function of all the kernel's arguments."""
 
 ALIGNMENT = 16

@@ -6,7 +6,6 @@ under the kernel, the GPU and the sizes, so that later processes load that one b
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 
@@ -37,7 +36,7 @@ class Candidate:
     chosen: bool
 
 
-Tuned: TypeAlias = Callable[[str, Sequence[Candidate], bool], None]
+Tuned = Callable[[str, Sequence[Candidate], bool], None]
 """Told a kernel's name, its candidates, and whether they were timed just now (or by an earlier process)."""
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import TypeAlias
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
@@ -23,7 +22,7 @@ DEEPEST = 100
 """Operations, on a processor cheap instructions, one after another from which on arithmetic takes longer than moving a
 result through memory."""
 
-Slower: TypeAlias = Callable[[Program, Group, Group, Group], Refused | None]
+Slower = Callable[[Program, Group, Group, Group], Refused | None]
 """Refuses to make a third group of two if that was measured to be slower."""
 
 

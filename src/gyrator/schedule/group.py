@@ -6,7 +6,6 @@ members. A purely pointwise group has outer axes alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 
@@ -17,8 +16,8 @@ from gyrator.ir.volume import iterations
 from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
-Axes: TypeAlias = tuple[Axis, ...]
-Indices: TypeAlias = tuple[Index, ...]
+Axes = tuple[Axis, ...]
+Indices = tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)

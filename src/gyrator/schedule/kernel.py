@@ -7,7 +7,6 @@ that is cheap, read back if it is stored anyway, and otherwise kept in a scratch
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeAlias
 
 import torch
 
@@ -30,7 +29,7 @@ from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops, gpu
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
 
-Body: TypeAlias = tuple[Loop | Stage, ...]
+Body = tuple[Loop | Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)

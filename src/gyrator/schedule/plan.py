@@ -18,7 +18,6 @@ freed, inputs included. A plan frees every value but those that its outputs view
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index
@@ -98,7 +97,7 @@ class Free:
     value: Value
 
 
-Step: TypeAlias = Allocate | Launch | Call | Copy | Join | Free
+Step = Allocate | Launch | Call | Copy | Join | Free
 
 
 # -- plan --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 
@@ -107,7 +106,7 @@ class Templated:
         return self.template == "tiled" or (self.template == "panels" and "PACKED" not in dict(self.configs[0].blocks))
 
 
-Unit: TypeAlias = Group | Extern | Templated
+Unit = Group | Extern | Templated
 
 
 def nodes_of(unit: Unit) -> tuple[Node, ...]:
@@ -168,7 +167,7 @@ class Question:
     alternatives: tuple[Alternative, ...]
 
 
-Ask: TypeAlias = Callable[[Question], tuple[Alternative, ...]]
+Ask = Callable[[Question], tuple[Alternative, ...]]
 """The alternatives that did not fail, the best first. None: the call stays."""
 
 
