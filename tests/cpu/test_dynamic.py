@@ -277,11 +277,18 @@ def distinct(x: Tensor) -> Tensor:
     return x.round().unique() * 2
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [take_positive, positions, length_from_item, scalar_in_arithmetic, pieces_of_given_lengths, repeated, distinct],
-    ids=lambda f: f.__name__,
+def kind_of_each(x: Tensor) -> Tensor:
+    """How many kinds there are is a size of a result that nobody reads."""
+    return x.round().unique(return_inverse=True)[1] * 2
+
+
+FROM_VALUES = (
+    *(take_positive, positions, length_from_item, scalar_in_arithmetic, pieces_of_given_lengths, repeated),
+    *(distinct, kind_of_each),
 )
+
+
+@pytest.mark.parametrize("fn", FROM_VALUES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("captured", [False, True], ids=["graph break", "captured"])
 def test_sizes_from_values(fn, captured, backend):
     with torch._dynamo.config.patch(capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured):

@@ -121,10 +121,11 @@ def _assertion(b: Builder, out: object, condition: Result, message: str) -> None
 
 
 def _wanted(node: fx.Node, traced: object) -> list[bool]:
-    """For each leaf of the result, whether someone reads it."""
+    """For each leaf of the result, whether someone reads it, or its size, which this call makes known."""
     if not isinstance(traced, (list, tuple)):
         return [True]
     read = {u.args[1] for u in node.users if u.target is getitem}
+    read |= {path[0].idx for path in node.meta.get("unbacked_bindings", {}).values() if is_size(path)}
     everything = any(u.target is not getitem for u in node.users)
     return [everything or k in read for k, item in enumerate(traced) for _ in flatten(item)]
 
