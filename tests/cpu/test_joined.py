@@ -42,3 +42,8 @@ def test_values_and_gradients_are_eagers(
     for width in (33, 64):
         x, w = torch.randn(7, N, width).to(dtype), (torch.randn(width, width) / 8).to(dtype)
         check(fn, (x.requires_grad_(), w.requires_grad_()), backend=backend, backward=True, dynamic=dynamic)
+
+
+def test_images_of_one_channel_whose_rows_are_apart_as_channels_are(backend: str) -> None:
+    """Only dimensions that one can step along tell where a part lies: here the first two have the same stride."""
+    check(lambda x: torch.cat([(x * t).sin() for t in range(N)], 1), (torch.randn(2, 1, 4, 4),), backend=backend)

@@ -135,7 +135,7 @@ def _moved(node: ir.Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest
         value = (new or laid.get(arg.value)) if isinstance(arg, View) else None
         if value is None or not isinstance(arg, View):
             return arg
-        steps = dict(zip(arg.value.strides, value.strides, strict=True))
+        steps = {old: new for (_, old), (_, new) in zip(_sides(arg.value), _sides(value), strict=True)}
         return replace(arg, value=value, strides=tuple(steps.get(step, step) for step in arg.strides))
 
     return replace(node, args=tuple(map(moved, node.args)))
