@@ -47,3 +47,14 @@ def test_values_and_gradients_are_eagers(
 def test_images_of_one_channel_whose_rows_are_apart_as_channels_are(backend: str) -> None:
     """Only dimensions that one can step along tell where a part lies: here the first two have the same stride."""
     check(lambda x: torch.cat([(x * t).sin() for t in range(N)], 1), (torch.randn(2, 1, 4, 4),), backend=backend)
+
+
+@pytest.mark.parametrize(("along", "rows"), [(-1, 1), (1, 8)], ids=["rows in one", "rows of all"])
+def test_products_that_read_parts_across_their_rows(along: int, rows: int, backend: str) -> None:
+    """Where the parts' rows are apart, a view of several rows as one is none of them."""
+
+    def joined(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [(x * t).sin() for t in range(N)]
+        return torch.cat(parts, along), sum((p.reshape(rows, -1) @ w for p in parts), torch.zeros(()))
+
+    check(joined, (torch.randn(4, 2, 32), torch.randn(256 // rows, 5)), backend=backend)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gyrator.ir import program as ir
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, product
+from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.ir.volume import volume
 from gyrator.lowering.refs import axes_of, coords_of
@@ -95,11 +95,13 @@ def _along(node: Extern) -> int:
 
 
 def _is_window(view: View, *, whole: bool = False) -> bool:
-    """Whether a view begins where its value does and steps as the value's dimensions do; all of them, if ``whole``."""
+    """Whether a view begins where its value does and stays within the value's dimensions; has all, if ``whole``."""
     shown, own = _sides(view), _sides(view.value)
     if view.offset is not ZERO or view.dtype is not None:
         return False
-    return shown == own if whole else {step for _, step in shown} <= {step for _, step in own}
+    ends = {step: sum((n - 1 for n, s in shown if s is step), ZERO) for _, step in shown}
+    within = all(any(s is step and is_less(end, n) for n, s in own) for step, end in ends.items())
+    return shown == own if whole else within
 
 
 def _sides(of: View | Value) -> list[tuple[Index, Index]]:
