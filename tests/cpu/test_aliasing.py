@@ -402,3 +402,15 @@ def test_autocast(backend):
     actual, eager = torch.compile(fn, backend=backend)(x), fn(x)
     assert actual.dtype == eager.dtype
     torch.testing.assert_close(actual, eager, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_writes_to_windows_of_an_input_with_gaps(dynamic: bool, backend: str) -> None:
+    def windows(x: Tensor) -> Tensor:
+        pairs = x.unfold(2, 1, 1)
+        pairs.add_(1)
+        x[0].mul_(3)
+        pairs.mul_(2)
+        return x * 1
+
+    check(windows, (torch.randn(2, 3, 8)[..., ::2],), backend=backend, dynamic=dynamic)

@@ -245,6 +245,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, lambda x: torch.contiguous_format) for op in _ROWS},
     # a filled clone lies in memory as a clone does
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
+    aten.as_strided_scatter.default: lambda x, *_, **__: x.new_empty_strided(x.shape, x.stride()),
     **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},
     **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
