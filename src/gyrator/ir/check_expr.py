@@ -46,16 +46,16 @@ class ExprChecker:
             self.index(i)
         self._check_coordinates(index, value, guarded=any(a.extent.value == 0 for a in axes))
 
-    def index(self, *indices: Index) -> None:
+    def index(self, *indices: Index, guarded: bool = False) -> None:
         """The sizes in ``indices`` are bound and their indirect values are int64."""
         new = [index for index in indices if index not in self._indices]
-        self._indices.update(new)
+        self._indices.update(() if guarded else new)
         for atom in (atom for index in new for atom in index.atoms()):
             if isinstance(atom, Size):
                 if atom not in self.sizes:
                     raise RuleBroken(f"size {atom} is not defined here")
             elif isinstance(atom, Indirect):
-                self._visit(atom.value, guarded=False)
+                self._visit(atom.value, guarded=guarded)
                 if atom.value.dtype != torch.int64:
                     raise RuleBroken(f"indirect index {atom} is {short(atom.value.dtype)}, not i64")
                 self.index(atom.size)
@@ -80,7 +80,7 @@ class ExprChecker:
         (self._guarded if guarded else self._seen).add(expr)
         for child in expr.children():
             self._visit(child, guarded=guarded or (isinstance(expr, Masked) and child is expr.body))
-        self.index(*expr.indices())
+        self.index(*expr.indices(), guarded=guarded)
         match expr:
             case Op():
                 check_op(expr)

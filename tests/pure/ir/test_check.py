@@ -141,6 +141,15 @@ def test_the_same_load_outside_a_mask_is_still_checked() -> None:
         check_program(pointwise(op("add", guarded, beyond)))
 
 
+def test_a_place_that_is_read_out_of_range_is_fine_under_a_mask_alone() -> None:
+    at = COLS.index() + 1
+    place = Indirect(Checked(Op("cast", (load(X, ROWS, at),), I64), number(4)), number(4)).index()
+    guarded = Masked(between(0, at, 6), load(X, place, COLS), const(0.0))
+    check_program(pointwise(guarded))
+    with pytest.raises(InternalCheckError, match="reaches 6"):
+        check_program(pointwise(op("add", guarded, load(X, place, COLS))))
+
+
 def test_levels() -> None:
     masked = pointwise(Masked(flag, x, const(0.0)))
     check_program(masked, LOWERED)
