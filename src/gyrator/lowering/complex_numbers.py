@@ -109,13 +109,14 @@ def _differ(x: Pair, y: Pair) -> Expr:
     return op("logical_or", *_each("ne", x, y))
 
 
-def _converted(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
+def _converted(b: Builder, out: Meta, x: Any, *_: Any, **__: Any) -> Any:
     """A copy, of another type or in another order; the real part for a type of reals, for bools whether either is."""
+    if isinstance(x, TensorRef) and x.device != out.device:
+        return NotImplemented
     if out.dtype.is_complex:
-        return b.copy(x, out) if x.dtype.is_complex else _to_pairs(lambda pair: pair, b, out, x)
-    if out.dtype == torch.bool:
-        return _to_reals(_differ, b, out, x, 0)
-    return _to_reals(lambda pair: pair[0], b, out, x)
+        alike = isinstance(x, TensorRef) and x.dtype.is_complex
+        return b.copy(x, out) if alike else _to_pairs(lambda pair: pair, b, out, x)
+    return _to_reals(_differ, b, out, x, 0) if out.dtype == torch.bool else _to_reals(lambda pair: pair[0], b, out, x)
 
 
 def _chosen(condition: Pair, x: Pair, y: Pair) -> Pair:
@@ -155,7 +156,7 @@ LOWERINGS: Family = {
     **rows(_numbers, "view_as_complex"),
     **rows(lambda b, out, x: reals(x), "view_as_real"),
     **rows(_converted, "clone lift_fresh_copy"),
-    **rows(lambda b, out, into, x, *_: _converted(b, out, x) if x.device == out.device else NotImplemented, "copy"),
+    **rows(lambda b, out, into, x, *_: _converted(b, out, x), "copy"),
     **dict.fromkeys((ops.restride, prims.convert_element_type.default), _converted),
     **rows(partial(_to_pairs, lambda x: (x[0], op("neg", x[1]))), "_conj _conj_physical conj_physical"),
     **named_rows(_sum, "add sub", "Tensor Scalar"),
