@@ -52,7 +52,7 @@ from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.triton_tune import Tuned
 from gyrator.runtime.workers import Workers
-from gyrator.schedule.cpu_gemm import packed_constants
+from gyrator.schedule.cpu_gemm import panels_of
 from gyrator.schedule.plan import Call
 from gyrator.schedule.stage import Scheduled, schedule
 from gyrator.session import Counters, Session
@@ -223,7 +223,8 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
 
     Raises: ToolchainMissing."""
     session, info, plan = task.session, task.info, scheduled.plan
-    constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
+    given = lowered.constants
+    constants = {**given, **{p.value.name: panels_of(given[p.key], *p.layout) for p in scheduled.packings}}
     kernels = start_kernels(plan, task.targets, task.stores.kernels, session, task.process.workers)
     with session.stage("print wrapper"):
         text = print_wrapper(plan, kernels.built, shown=task.shown, results=task.results, align=kernels.align)

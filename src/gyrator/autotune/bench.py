@@ -1,14 +1,14 @@
 """A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder for
 what it writes, and a device. A request has the `folder` of a wrapper, the number of the `choice` (its candidates share
 random inputs and must agree with the first one's results), the user's `threads` and `precision` of float32 products,
-the `store` of kernels."""
+the `store` of kernels, and which inputs are `panels` of others."""
 
 import gc
 import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.triton_worker import private_output, requests
+from gyrator.schedule.cpu_gemm import panels_of
 from gyrator.torch_compat import outside_tracing
 
 Call = Callable[[], object]
@@ -49,14 +50,14 @@ def main(folder: Path, device: str) -> None:
         try:
             with torch.no_grad(), outside_tracing():
                 at = request["folder"]
-                batches[at] = batches.get(at) or load(Path(at), device, Path(request["store"]), given, wanted)
+                batches[at] = batches.get(at) or load(Path(at), device, request, given, wanted)
                 answer: dict[str, object] = {"milliseconds": batches[at]()}
         except Exception as error:  # whatever a candidate thinks of random inputs is the answer
             answer = {"failure": f"{type(error).__name__}: {error}"[:2000], "broken": device != "cpu" and _broken()}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[Any]) -> Batch:
+def load(folder: Path, device: str, request: Mapping[str, Any], given: list[Any], wanted: list[Any]) -> Batch:
     """A candidate after one call to warm up. The first of a choice fills `given` and `wanted`. On a GPU calls are
     replayed from a recording if they can, so that small kernels do not wait for the processor.
 
@@ -65,7 +66,9 @@ def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[
     if not given:
         torch.manual_seed(0)
         given += program["inputs"]()
-    gpu = None if device == "cpu" else GpuKernels(folder, Store(store, "kernels"))
+        for panels, source, *layout in request["panels"]:
+            given[panels] = panels_of(given[source], *layout)
+    gpu = None if device == "cpu" else GpuKernels(folder, Store(Path(request["store"]), "kernels"))
     bound = program["bind"](Runtime(folder, Pool(), gpu=gpu))
     results = list(bound(list(given)) or ())
     wanted += results if not wanted else ()

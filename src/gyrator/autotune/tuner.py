@@ -87,15 +87,17 @@ class Tuner:
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
         work = [prod(count_of(n) for n in (*p.shape, p.left.shape[-1])) for p in products]
         about = f"{canonical_text(part.nodes, output_values(part.outputs))}\n{sizes}"
-        ranked = self.rank(question.title, about, sum(work) or 1, candidates)
+        ranked = self.rank(question.title, about, sum(work) or 1, candidates, question.panels)
         of = {alternative.name: alternative for alternative in ways}
         return tuple(of[candidate.name] for candidate in ranked)
 
-    def rank(self, title: str, about: str, size: int, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    def rank(
+        self, title: str, about: str, size: int, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]] = ()
+    ) -> tuple[Candidate, ...]:
         """The candidates that can be used, best first; they are given the best guess first.
 
         ``title`` names op and shapes, ``about`` all else that times depend on beside the machine and the candidates.
-        ``size`` is M·N·K: a family does not compete below the least that its option says."""
+        ``size`` is M·N·K: a family does not compete below the least that its option says. ``panels``: see Question."""
         session, config = self.builder.session, self.builder.session.config
         least = {"triton": config.triton_min_gemm_size, "cpp": config.cpp_min_gemm_size}
         least["subgraph"] = config.subgraph_min_gemm_size
@@ -104,7 +106,7 @@ class Tuner:
         known, trials = False, [_trial(c) for c in competing[:1]]
         if rivals and config.gemm_backends not in UNTIMED:
             with session.stage("autotune"):
-                known, trials = self._trials(title, about, competing)
+                known, trials = self._trials(title, about, competing, panels)
         choice = Choice(title, tuple(trials), known)
         if rivals:
             self.choices.append(choice)
@@ -117,7 +119,9 @@ class Tuner:
             session.warn(f"{title}: no candidate is viable, so the library is called ({why})")
         return ranked
 
-    def _trials(self, title: str, about: str, candidates: Sequence[Candidate]) -> tuple[bool, list[Trial]]:
+    def _trials(
+        self, title: str, about: str, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]]
+    ) -> tuple[bool, list[Trial]]:
         """What became of the candidates, best first, and whether that was known."""
         config, stores, on_gpu = self.builder.session.config, self.builder.stores, self.device.type == "cuda"
         store, target = stores.times, self.builder.targets.key()
@@ -134,9 +138,8 @@ class Tuner:
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
         try:
-            took = self.sandboxes.time(
-                [*folders.values()], self.device, {**settings, "store": str(stores.root)}, config
-            )
+            asked = {**settings, "store": str(stores.root), "panels": panels}
+            took = self.sandboxes.time([*folders.values()], self.device, asked, config)
         except WorkerEnded as problem:
             return False, _ranked(candidates, dict.fromkeys(built, str(problem)))
         found |= zip(folders, took, strict=True)

@@ -165,8 +165,11 @@ class _Chooser:
         if key not in self._asked:
             part = part_of(self._program, units)
             read = {v for a in alternatives for u in a.units for v in uses_of(u)}
-            packed = tuple(Input(p.value) for p in self.packings.values() if p.value in read)
-            ranked = self._ask(Question(title, replace(part, inputs=(*part.inputs, *packed)), alternatives))
+            packed = [p for p in self.packings.values() if p.value in read]
+            at = {given.value: k for k, given in enumerate(part.inputs)}
+            panels = tuple((k, at[p.source.value], *p.layout) for k, p in enumerate(packed, len(part.inputs)))
+            part = replace(part, inputs=(*part.inputs, *(Input(p.value) for p in packed)))
+            ranked = self._ask(Question(title, part, alternatives, panels))
             self._asked[key] = tuple(a.name for a in ranked)
         by_name = {a.name: a for a in alternatives}
         return tuple(by_name[name] for name in self._asked[key])

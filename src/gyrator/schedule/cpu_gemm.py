@@ -6,7 +6,7 @@ parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 from types import MappingProxyType
@@ -117,6 +117,12 @@ class Packing:
     key: str
     group: int
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Where ``source`` lies in its constant, and how in panels, for :func:`panels_of`."""
+        places = (*self.source.shape, *self.source.strides, self.source.offset, self.value.shape[1])
+        return (*(place.value or 0 for place in places), self.width, self.group)
+
 
 def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
@@ -137,18 +143,14 @@ def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
     return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),))
 
 
-def packed_constants(packings: Sequence[Packing], constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of packings by their keys; ``constants`` are those of the program."""
-    found = {}
-    for packing in packings:
-        (k, n), (rk, rn) = (tuple(i.value or 0 for i in at) for at in (packing.source.shape, packing.source.strides))
-        whole = constants[packing.key]
-        source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + (packing.source.offset.value or 0))
-        depth = packing.value.shape[1].value or 0
-        padded = pad(source, (0, -n % packing.width, 0, depth - k))
-        panels = padded.view(depth // packing.group, packing.group, -1, packing.width).permute(2, 0, 3, 1)
-        found[packing.value.name] = panels.reshape(-1, depth, packing.width).contiguous()
-    return found
+def panels_of(
+    whole: Tensor, k: int, n: int, rk: int, rn: int, offset: int, depth: int, width: int, group: int
+) -> Tensor:
+    """A part of a tensor in panels, as a packing with this layout says."""
+    source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + offset)
+    padded = pad(source, (0, -n % width, 0, depth - k))
+    panels = padded.view(depth // group, group, -1, width).permute(2, 0, 3, 1)
+    return panels.reshape(-1, depth, width).contiguous()
 
 
 def _on_tiles(dtype: torch.dtype, cpu: Cpu) -> bool:

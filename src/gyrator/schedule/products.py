@@ -160,11 +160,13 @@ class Alternative:
 class Question:
     """A part of a program, which any of ``alternatives`` computes, the best guess first.
 
-    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``."""
+    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``. ``panels`` are inputs that hold another one in
+    panels: the position of each, that of the other, and the layout."""
 
     title: str
     program: Program
     alternatives: tuple[Alternative, ...]
+    panels: tuple[tuple[int, ...], ...] = ()
 
 
 Ask = Callable[[Question], tuple[Alternative, ...]]

@@ -31,7 +31,7 @@ def sandboxes() -> Iterator[Sandboxes]:
 
 def measure(sandboxes: Sandboxes, folders: list[Path], result: float = 20.0) -> list[float | str]:
     config = Config(autotune_timeout=result, autotune_grace=0.1, autotune_kill_grace=0.1)
-    settings = {"threads": 1, "precision": "highest", "store": str(folders[0].parent / "store")}
+    settings = {"threads": 1, "precision": "highest", "store": str(folders[0].parent / "store"), "panels": []}
     return sandboxes.time(folders, CPU, settings, config)
 
 

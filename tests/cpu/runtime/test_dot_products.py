@@ -18,7 +18,7 @@ from gyrator.ir.program import View
 from gyrator.ir.tree import Config
 from gyrator.runtime.build import INCLUDE
 from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
-from gyrator.schedule.cpu_gemm import Cpu, packed_constants, packing_of
+from gyrator.schedule.cpu_gemm import Cpu, packing_of, panels_of
 
 HERE = Path(__file__).parent
 
@@ -113,8 +113,7 @@ def panels(w: Tensor, cpu: Cpu) -> Tensor:
     """What a template reads of a constant."""
     shape, strides = (tuple(map(as_index, of)) for of in (w.shape, w.stride()))
     source = View(Value("w", shape, w.dtype, strides), shape, strides, ZERO)
-    packing = packing_of(source, Config((("V", 2),), 1), "w", cpu)
-    return packed_constants((packing,), {"w": w})[packing.value.name]
+    return panels_of(w, *packing_of(source, Config((("V", 2),), 1), "w", cpu).layout)
 
 
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps"])

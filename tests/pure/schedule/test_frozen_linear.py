@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gyrator.config import Config
-from gyrator.schedule.cpu_gemm import Cpu, packed_constants
+from gyrator.schedule.cpu_gemm import Cpu, panels_of
 from gyrator.schedule.plan import Call
 from gyrator.schedule.products import Alternative, Ask, Question
 from gyrator.schedule.stage import Scheduled, schedule
@@ -71,8 +71,7 @@ def test_where_the_template_wins_no_call_is_left_and_the_weight_is_packed() -> N
     result = chosen(layer(torch.relu), picking("cpp", []))
     assert not any(isinstance(step, Call) for step in result.plan.steps)
     (packing,) = result.packings
-    key = packing.key
-    (panels,) = packed_constants(result.packings, {key: WEIGHT}).values()
+    panels = panels_of(WEIGHT, *packing.layout)
     assert [panels.shape[1], panels.shape[2]] == [16, packing.width]
     torch.testing.assert_close(panels.transpose(0, 1).reshape(16, -1)[:, :32], WEIGHT.t())
 
