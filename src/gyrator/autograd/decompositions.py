@@ -183,6 +183,13 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
     return (product.sum(-1, keepdim=True) if column else product).to(a.dtype)
 
 
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of w = v·(g/n), where n are the norms of v along `dim`: the gradients (g/n)·(d − v·(d·v)/n²) and (d·v)/n."""
+    wide = _widen(v)
+    dot = (grad * wide).sum([k for k in range(v.ndim) if k != dim], keepdim=True) / norms
+    return ((g / norms) * (grad - wide * (dot / norms))).to(v.dtype), dot.to(g.dtype)
+
+
 def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     """max_pool2d_backward(g, x, …, where) with `where` through 16 or 32 bits, which is what is saved for it then."""
     *others, where = options
@@ -283,6 +290,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.round.decimals: _round_decimals,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _max_unpool),
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,
 }

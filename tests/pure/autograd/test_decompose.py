@@ -97,6 +97,17 @@ def test_values_and_gradients_are_as_exact_as_eagers(
     same_as_eager(function, torch.randn(shape, dtype=dtype).requires_grad_())
 
 
+@pytest.mark.parametrize("dim", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradients_of_a_weight_norm_are_taken_apart(dim: int, dtype: torch.dtype) -> None:
+    v = torch.randn(4, 3, 5, dtype=dtype)
+    g = torch.rand([n if k == dim else 1 for k, n in enumerate(v.shape)], dtype=dtype).requires_grad_()
+    same_as_eager(lambda v, g: torch._weight_norm(v, g, dim), v.requires_grad_(), g)
+    run, graphs = compiled(lambda v, g: torch._weight_norm(v, g, dim))
+    run(v, g).sum().backward()
+    assert "_weight_norm_interface_backward.default" not in graphs.ops("backward")
+
+
 def test_strides_of_results_are_the_operators_own() -> None:
     x = torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)
     same_as_eager(lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), x, backward=False)
