@@ -180,8 +180,8 @@ def merge_equal_calls(graph: Graph) -> None:
     """Replaces each call of a pure operator by an earlier one with the same arguments, as layers of T5 add one mask to
     one position bias:  a = add(bias, mask);  …  b = add(bias, mask)   →   a = add(bias, mask);  …
 
-    Refuses random draws, sizes that come from data (each has its name), constants (cheaper to write anew than to copy
-    where two scatters start from one), calls whose results are the graph's, calls in other regions of activation
+    Refuses random draws, sizes that come from data (each has its name), constants of several elements (cheaper to write
+    anew than to copy where two scatters start from one), calls whose results are the graph's, calls in other regions of activation
     checkpoints or in the other half of the program, and graphs in which a call writes to its arguments."""
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):
@@ -193,7 +193,8 @@ def merge_equal_calls(graph: Graph) -> None:
         op = node.target
         pure = op.namespace in ("aten", "prims") and behaviour(op).effect in (Effect.PURE, Effect.VIEW)
         fresh = "unbacked_bindings" in node.meta or torch.Tag.nondeterministic_seeded in op.tags
-        if node in shown or not node.all_input_nodes or not pure or fresh:
+        filled = not node.all_input_nodes and getattr(node.meta.get("val"), "ndim", 1) > 0
+        if node in shown or filled or not pure or fresh:
             continue
         about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
         known = first.setdefault(repr((op, node.args, node.kwargs, about)), node)  # 1, 1.0 and True differ

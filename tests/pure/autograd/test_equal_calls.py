@@ -34,6 +34,16 @@ def test_chains_of_equal_calls_are_made_once() -> None:
     assert made(lambda x: (x + 1).view(6).exp() - (x + 1).view(6).sin(), aten.view.default, torch.randn(2, 3)) == 1
 
 
+def test_numbers_are_one_number() -> None:
+    """As the mask of each layer has it where nothing is seen."""
+
+    def masked(x: Tensor) -> Tensor:
+        hidden = [torch.where(x > 0, x, torch.scalar_tensor(-torch.inf)) for _ in range(2)]
+        return hidden[0].exp() + hidden[1].softmax(0)
+
+    assert made(masked, aten.where.self, torch.randn(3)) == 1
+
+
 @pytest.mark.parametrize(
     ("function", "op", "count"),
     [
