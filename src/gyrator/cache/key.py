@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -119,6 +120,13 @@ def _modes() -> str:
     return repr((gradients, autocast, [enabled() for enabled in kernels], others))
 
 
+@lru_cache(maxsize=1 << 12)
+def _printed(expr: Any) -> tuple[str, frozenset[str]]:
+    """The text of an expression and the names in it, which take sympy a millisecond; the keys of a program and of its
+    graphs ask for the same guards."""
+    return str(expr), frozenset(symbol.name for symbol in expr.free_symbols)
+
+
 class _Writer:
     """Writes one graph; remembers which names it gave to symbols."""
 
@@ -208,7 +216,7 @@ class _Writer:
 
     def number(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
         expr = number.node.expr
-        return repr(torch_compat.plain_number(expr)) if expr.is_number else self.renamed(str(expr))
+        return repr(torch_compat.plain_number(expr)) if expr.is_number else self.renamed(_printed(expr)[0])
 
     def renamed(self, text: str) -> str:
         """An expression with canonical names of symbols: letters of torch's names, numbered by appearance."""
@@ -230,9 +238,9 @@ class _Writer:
                 about = rounded_hint(hint) if isinstance(hint, int) else None
                 yield f"{known[symbol.name]} in {bounds.lower} {bounds.upper} about {about}"
         for guard in shape_env.guards:
-            names = {s.name for s in guard.expr.free_symbols}
+            text, names = _printed(guard.expr)
             if names and names <= known.keys():
-                yield self.renamed(str(guard.expr))
+                yield self.renamed(text)
 
 
 # -- facts about sizes: texts of arithmetic, on which nothing is run as Python -----------------------------------------

@@ -109,6 +109,15 @@ def test_names_of_symbols_do_not_matter() -> None:
     assert once.digest == again.digest and set(once.symbols) == set(again.symbols)
 
 
+def test_guards_are_printed_once_for_the_keys_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = traced(lambda x: x.reshape(-1, 4) + 1, torch.ones(6, 8), mode="symbolic")
+    env = next(node.meta["val"] for node in graph.graph.nodes).shape[0].node.shape_env
+    assert env.guards
+    first = graph_key(graph, Config(), shape_env=env)
+    monkeypatch.setattr(type(env.guards[0].expr), "__str__", lambda _: pytest.fail("printed again"))
+    assert graph_key(graph, Config(), shape_env=env) == first
+
+
 def test_equal_and_unequal_symbols_are_told_apart() -> None:
     def plus(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.sum() + y.sum()
