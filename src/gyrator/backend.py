@@ -11,8 +11,9 @@ from types import FunctionType
 from typing import Any
 
 import msgspec
-from torch import fx
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
@@ -32,7 +33,7 @@ from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
-from gyrator.torch_compat import recompile_reason, shape_env_of
+from gyrator.torch_compat import recompile_reason, shape_env_of, without_functions
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -54,6 +55,8 @@ def compile_program(
             return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
 
     call = assemble(traced, gm, example_inputs, complete)
+    if any(isinstance(value, Tensor) and type(value) not in (Tensor, Parameter) for value in example_inputs):
+        call = without_functions()(call)  # capture has written out what subclasses do
     if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
 
         def again(given: Sequence[Any]) -> Callable[..., Any]:
@@ -188,7 +191,7 @@ class Backend:
         if any(isinstance(example, FakeTensor) for example in example_inputs):
             return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory
         name = f"graph{next(self._numbers)}"
-        with self.process.lock, frozen_garbage():
+        with self.process.lock, frozen_garbage(), without_functions():
             if not any(isinstance(example, (list, tuple)) for example in example_inputs):
                 return compile_program(gm, example_inputs, config, name, self.process)
             flat = flattened(gm, example_inputs)

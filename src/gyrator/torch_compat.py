@@ -304,6 +304,13 @@ without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode
 """Inside, no mode and no kind of tensor sees an operator: a fake tensor is the meta tensor that it wraps."""
 
 
+@contextmanager
+def without_functions() -> Iterator[None]:
+    """Inside, no kind of tensor changes functions of Python."""
+    with torch._C.DisableTorchFunctionSubclass():
+        yield
+
+
 @cache
 def foreach_loops() -> Mapping[OpOverload, Callable[..., Any]]:
     """For each of ATen's `_foreach_` operators what it does where a device has no kernel for lists: a loop."""

@@ -200,3 +200,28 @@ def test_integers_wrap_around_as_in_eager() -> None:
         return x + i * 6364136223846793005 % 1000, i * 2**62 * 2 // 5, x + torch.full((1003,), 2**62) * 2
 
     check(hashes, [torch.arange(1003)], backend="gyrator")
+
+
+class Turned(Tensor):
+    """A subclass that changes functions of Python alone: a sine is a cosine."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.cos if func is Tensor.sin else func
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_subclasses_do_in_python_is_done_once_and_their_tensors_are_written_as_others() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        return (x * w).sin() @ w, x[1]
+
+    start, weight = torch.randn(4, 4), torch.randn(4, 4)
+    found = []
+    for call in (f, gyrator.compile(f)):
+        x, w = (tensor.clone().as_subclass(Turned) for tensor in (start, weight))
+        outputs = call(x, w.requires_grad_())
+        outputs[0].sum().backward()
+        assert [type(tensor) for tensor in outputs] == [Turned, Turned] and w.grad is not None
+        found.append([tensor.detach().as_subclass(Tensor) for tensor in (*outputs, x, w.grad)])
+    torch.testing.assert_close(*found)

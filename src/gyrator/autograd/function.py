@@ -100,13 +100,11 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 shape, strides = tangent.layout or (ctx.shapes[at], contiguous_strides(ctx.shapes[at]))
                 boxed.append(_received(gradients[at], shape, strides, tangent))
             ctx.maybe_clear_saved_tensors()  # unless backward may run again
-            if not torch.is_grad_enabled():
-                computed = link.backward(boxed)
-            else:
-                with torch.no_grad():
-                    values = link.backward(boxed)
-                computed = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
-            return tuple([None if index is None else computed[index] for index in order])
+            with torch.no_grad(), torch_compat.without_functions():  # as forward ran
+                values = link.backward(boxed)
+            if torch.is_grad_enabled():
+                values = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
+            return tuple([None if index is None else values[index] for index in order])
 
     return lambda args: Compiled.apply(*args)[:results]
 

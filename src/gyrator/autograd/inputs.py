@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,9 +12,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.errors import UnsupportedInput
 from gyrator.torch_compat import is_buffer, is_zero, shape_env_of
-
-_OVERRIDES = attrgetter("__torch_function__", "__torch_dispatch__")
-"""Through which a subclass of Tensor changes operators; a subclass of Parameter may add to it and change none."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Inputs:
 def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new ones.
 
-    Raises: UnsupportedInput for tensor subclasses and for tensors that are not strided."""
+    Raises: UnsupportedInput for subclasses that change operators and for tensors that are not strided."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     for example in example_inputs:
         _check(example)
@@ -117,7 +113,7 @@ def of_subclass(tensor: Tensor) -> UnsupportedInput:
 def _check(example: Any) -> None:
     if not isinstance(example, Tensor) or isinstance(example, FakeTensor):
         return
-    if type(example) is not Tensor and _OVERRIDES(type(example)) != _OVERRIDES(torch.nn.Parameter):
+    if type(example).__torch_dispatch__ != Tensor.__torch_dispatch__:
         raise of_subclass(example)
     if example.layout is not torch.strided or example.is_quantized:
         raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))
