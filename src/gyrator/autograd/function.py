@@ -12,7 +12,7 @@ from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.layout import contiguous_strides, copied
-from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from gyrator.errors import UnsupportedInput
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        why = "compiled code has a first derivative only; use torch.compiler.disable where you differentiate twice"
-        raise UnsupportedOperator("a second derivative", why)
+        hint = "use torch.compiler.disable where you differentiate twice: compiled code has a first derivative only"
+        raise UnsupportedInput("a second derivative", hint=hint)
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:
