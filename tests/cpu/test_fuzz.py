@@ -10,10 +10,10 @@ import torch
 from tests.acceptance import expect
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.programs import DETACHING, LONG, Program, define, generate
+from tests.fuzz.programs import DETACHING, LONG, WIDER, Program, define, generate
 from tests.fuzz.shrink import shrink
 
-IN_CI, DETACHING_IN_CI, LONG_IN_CI = 2000, 300, 200
+IN_CI, DETACHING_IN_CI, WIDER_IN_CI, LONG_IN_CI = 1900, 300, 100, 200
 CHUNK = 100
 
 
@@ -24,7 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         start = metafunc.config.getoption("--fuzz-seed")
         detaching = range(DETACHING, DETACHING + DETACHING_IN_CI, CHUNK) if asked is None else ()
         long = range(LONG, LONG + LONG_IN_CI, CHUNK) if asked is None else ()
-        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching, *long])
+        wider = range(WIDER, WIDER + WIDER_IN_CI, CHUNK) if asked is None else ()
+        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching, *wider, *long])
 
 
 def test_random_programs_match_eager(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Impossible(Exception):

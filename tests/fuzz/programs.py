@@ -30,9 +30,14 @@ from tests.fuzz.operations import (
     Operation,
     Scope,
 )
+from tests.fuzz.pieces import attention, chain, dense_block, hashed, image, recurrence, weights
+from tests.fuzz.wider import WIDER_MUTATIONS, WIDER_OPERATIONS
 
 DETACHING = 100_000
 """From this seed on programs also detach values and write to them where autograd does not look; all run backward."""
+
+WIDER = 3_000_000
+"""From this seed on programs also do what is in ``wider``, on more types."""
 
 LONG = 10_000_000
 """From this seed on values have up to 400,000 elements: shared by threads, split into parts, in blocks with a tail."""
@@ -40,6 +45,8 @@ LONG = 10_000_000
 LARGEST_TENSOR, LARGEST_LONG_TENSOR = 2048, 400_000
 LARGEST_VALUE = 1e4
 DTYPES = ("float32",) * 12 + ("float64", "bfloat16", "bfloat16", "int64", "int64", "int32", "bool", "uint8")
+WIDER_DTYPES = (*DTYPES, "float16", "float16", "int8", "int16")
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 SHAPES = (
     (3, 4), (5,), (2, 3, 4), (4, 4), (1, 6), (6, 1), (7, 3), (2, 1, 5), (33,), (3, 17), (2, 2, 3, 4), (16, 8),
     (), (0, 3), (1,), (40, 9), (4, 64), (2, 3, 8),
@@ -116,6 +123,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.acceptance import check
+from tests.fuzz.pieces import attention, chain, dense_block, hashed, image, recurrence, weights  # noqa: F401
 from tests.fuzz.programs import prepared
 
 
@@ -130,7 +138,8 @@ def arguments():
 def test_program():
     check(program, arguments(), prepare=prepared, {options})
 '''
-NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw}
+PIECES = (attention, chain, dense_block, hashed, image, recurrence, weights)
+NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw, **{piece.__name__: piece for piece in PIECES}}
 
 
 _CREATORS = frozenset("tensor as_tensor arange ones zeros full eye linspace".split())
@@ -168,7 +177,7 @@ def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
     while True:
-        program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < LONG).finish()
+        program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < WIDER).finish()
         if program is not None:
             return program
 
@@ -176,8 +185,10 @@ def generate(seed: int) -> Program:
 def _acceptable(value: object, most: int) -> bool:
     if not isinstance(value, Tensor) or value.numel() > most or value.ndim > 5:
         return False
-    if value.dtype not in (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool):
+    if value.dtype not in (*FLOATS, *INTEGERS, torch.complex64):
         return False
+    if value.dtype.is_complex:
+        value = value.abs()
     return value.numel() == 0 or bool((value.detach().double().abs() <= LARGEST_VALUE).all())
 
 
@@ -207,10 +218,11 @@ class _Draft:
 
     def __init__(self, rng: random.Random, seed: int, *, backward: bool) -> None:
         self.rng, self.seed, self.backward = rng, seed, backward
-        detaching = DETACHING <= seed < LONG
+        detaching, wider = DETACHING <= seed < WIDER, WIDER <= seed < LONG
         self.shapes, self.most = (LONG_SHAPES, LARGEST_LONG_TENSOR) if seed >= LONG else (SHAPES, LARGEST_TENSOR)
-        self.operations = DETACHING_OPERATIONS if detaching else OPERATIONS
-        self.mutations = DETACHING_MUTATIONS if detaching else MUTATIONS
+        self.operations = DETACHING_OPERATIONS if detaching else WIDER_OPERATIONS if wider else OPERATIONS
+        self.mutations = DETACHING_MUTATIONS if detaching else WIDER_MUTATIONS if wider else MUTATIONS
+        self.dtypes = WIDER_DTYPES if wider else DTYPES
         self.arguments = self._draw_arguments()
         self.statements: list[str] = []
         self.values: dict[str, Tensor] = {}
@@ -236,7 +248,7 @@ class _Draft:
                 [home, home[-1:], (*home[:-1], 1) if home else (), home[::-1], self.rng.choice(self.shapes)]
             )
             shape = home if index == 0 else related
-            text = f"draw({shape}, torch.{self.rng.choice(DTYPES)}, {self.rng.randrange(1000)})"
+            text = f"draw({shape}, torch.{self.rng.choice(self.dtypes)}, {self.rng.randrange(1000)})"
             texts[f"a{index}"] = self._laid_out(text, len(shape), math.prod(shape), list(texts))
         return texts
 
@@ -277,7 +289,7 @@ class _Draft:
             return None
         try:
             exec(statement, scope)
-        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError):
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError):
             return None
         return scope
 
@@ -347,6 +359,15 @@ def runs(program: Program) -> bool:
                 return False
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError, NameError):
+    except (
+        RuntimeError,
+        IndexError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        NameError,
+    ):
         return False
     return True

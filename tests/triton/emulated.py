@@ -116,7 +116,8 @@ def print_for_gpu(
     shown: range = range(0),
 ) -> Printed:
     """A graph whose metadata lies on a GPU, through all stages."""
-    symbols = Symbols(shape_env_of(inputs))
+    made = [n.meta["val"] for n in graph.graph.nodes if "unbacked_bindings" in n.meta]
+    symbols = Symbols(shape_env_of((*inputs, *pytree.tree_leaves(made))))
     low = lower(graph, symbols=symbols, updates=updates)
     with Session(config, GPU) as session:
         plan = schedule(low.program, session, Gpu()).plan
@@ -197,11 +198,14 @@ class EmulatedRuntime:
             if self._by_tree and _is_interpreted(tree):
                 run_kernel(tree, {p.value.name: memory[n] for n, p in zip(pointers, tree.params, strict=False)}, sizes)
             elif count:
+                before = {name: tensor.clone().view(torch.uint8) for name, tensor in memory.items()}
                 copies = {name: tensor.clone() for name, tensor in memory.items()}
                 self._worker.run(kernel, copies, sizes, config)
-                for p in kernel.params:
+                for p in kernel.params:  # what the kernel writes by two names may lie in turns, as parts within a whole
                     if isinstance(p, Pointer) and p.written:
-                        memory[p.name].copy_(copies[p.name])
+                        after = copies[p.name].view(torch.uint8)
+                        changed = after != before[p.name]
+                        memory[p.name].view(torch.uint8)[changed] = after[changed]
 
         return launch
 

@@ -27,7 +27,7 @@ IN_CI, CHUNK = 300, 50
 LOW_IN_CI = 50
 
 _NEVER = 1 << 30
-_SPLIT = {"MIN_WORK": 4, "MIN_ROW": 1, "MIN_ROWS": 1, "ALIGNED": 1, "MIN_RUN": 1, "MIN_ROWS_MIXED": 1}
+_SPLIT = {"MIN_WORK": 4, "MIN_ROW": 2, "MIN_ROWS": 2, "ALIGNED": 1, "MIN_RUN": 1, "MIN_ROWS_MIXED": 2}
 _WHOLE = {"WHOLE_ROW": 4, "WHOLE_SUM": 2, "WHOLE_SCAN": 2, "WHOLE_COLUMN": 2}
 
 LOW: Mapping[str, Mapping[ModuleType, Mapping[str, object]]] = {
