@@ -58,3 +58,11 @@ def test_products_that_read_parts_across_their_rows(along: int, rows: int, backe
         return torch.cat(parts, along), sum((p.reshape(rows, -1) @ w for p in parts), torch.zeros(()))
 
     check(joined, (torch.randn(4, 2, 32), torch.randn(256 // rows, 5)), backend=backend)
+
+
+def test_parts_whose_sizes_are_halves_of_symbols(backend: str) -> None:
+    def joined(x: Tensor) -> Tensor:
+        halves = torch.nn.functional.max_pool2d(x[None], 2)
+        return torch.cat([torch.softmax(halves * t, 0) for t in range(N)], -1)
+
+    check(joined, (torch.randn(40, 42),), backend=backend, dynamic=True)

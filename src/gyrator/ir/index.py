@@ -371,7 +371,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     if n is not None and d is not None:
         return const(n // d), const(n % d)
     quotient, rest = _long_division(num, den)
-    if is_nonnegative(rest) and is_nonnegative(den - rest - 1):
+    if rest is ZERO or (is_nonnegative(rest) and is_nonnegative(den - rest - 1)):
         return quotient, rest
     if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
         return quotient - 1, rest + den

@@ -132,6 +132,13 @@ def test_a_coefficient_is_the_slope(data: st.DataObject) -> None:
             assert at_1 - at_0 == evaluate(slope, space.env)
 
 
+def test_a_multiple_of_what_may_be_none_has_no_remainder() -> None:
+    """A divisor is positive, though half a size might be none."""
+    half = Size("n", 1).index() // 2
+    assert half * 17 // half is const(17)
+    assert half * 17 % half is ZERO
+
+
 def test_division_by_zero_is_refused() -> None:
     with pytest.raises(ZeroDivisionError):
         div_mod(i, ZERO)
