@@ -328,6 +328,12 @@ def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
         count_compiles(pieces, calls, backend)
 
 
+def test_an_element_at_a_place_that_is_a_tensor_is_taken(backend: str) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        calls = [(torch.randn(4, 5, requires_grad=True), torch.tensor(n)) for n in (2, -1)]
+        count_compiles(lambda x, at: x.take(at) * 2, calls, backend)
+
+
 @pytest.mark.parametrize("n", [4, -5, 10**9])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_row_that_does_not_exist_is_an_error(n: int, step: int, backend: str) -> None:

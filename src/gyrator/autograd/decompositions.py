@@ -59,7 +59,7 @@ _FROM_TORCH = (
     "_reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed "
     "diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle pixel_unshuffle "
     "roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy squeeze_copy stack t "
-    "t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy unfold_backward "
+    "t_copy transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy unfold_backward "
     "unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy reflection_pad1d "
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
     "replication_pad1d replication_pad2d replication_pad3d "
@@ -286,6 +286,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
+    aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.polygamma.default: _polygamma,
     aten.round.decimals: _round_decimals,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
