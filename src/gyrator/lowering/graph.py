@@ -149,7 +149,8 @@ class _Lowering:
             if not self.roots.isdisjoint(made):  # the host reads it, too
                 extern.call(self.b, node, op, args, kwargs)
             return read_number(node, args)
-        dtypes = _dtypes([traced, *args])
+        typed = [x for x in flatten([traced, *args]) if isinstance(x, (torch.Tensor, TensorRef, complex))]
+        dtypes = {torch.complex64 if isinstance(x, complex) else x.dtype for x in typed}
         moves = op in views.LOWERINGS  # computes nothing, and so takes any dtype
         table = COMPLEX if not moves and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
         lowering = table.get(op) if self.random or op not in creation.RANDOM else None
@@ -259,12 +260,6 @@ def _literal(tensor: torch.Tensor) -> bool | int | float | None:
         return None
     with torch_compat.outside_tracing():
         return tensor.item()
-
-
-def _dtypes(values: list[object]) -> set[torch.dtype]:
-    """All dtypes that occur in a call."""
-    leaves = [leaf for leaf in flatten(values) if isinstance(leaf, (torch.Tensor, TensorRef, complex))]
-    return {torch.complex64 if isinstance(leaf, complex) else leaf.dtype for leaf in leaves}
 
 
 _CHOOSES = (aten.argmax.default, aten.argmin.default)
