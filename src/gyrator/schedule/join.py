@@ -99,9 +99,8 @@ def _is_window(view: View, *, whole: bool = False) -> bool:
     shown, own = _sides(view), _sides(view.value)
     if view.offset is not ZERO or view.dtype is not None:
         return False
-    ends = {step: sum((n - 1 for n, s in shown if s is step), ZERO) for _, step in shown}
-    within = all(any(s is step and is_less(end, n) for n, s in own) for step, end in ends.items())
-    return shown == own if whole else within
+    ends = [(sum((n - 1 for n, s in shown if s is step), ZERO), step) for _, step in shown]
+    return shown == own if whole else all(any(s is step and is_less(end, n) for n, s in own) for end, step in ends)
 
 
 def _sides(of: View | Value) -> list[tuple[Index, Index]]:
