@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -150,9 +149,9 @@ def aot_program(
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
 
-    def compiled(graph: Graph, info: GraphInfo, held: Mapping[str, Tensor] = MappingProxyType({})) -> Pending:
+    def compiled(graph: Graph, info: GraphInfo, held: Mapping[str, Tensor] | None = None) -> Pending:
         examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-        module = torch_compat.graph_module({**build.bodies, **held}, graph)
+        module = torch_compat.graph_module({**build.bodies, **(held or {})}, graph)
         compiler = bw_compiler if info.kind == "backward" and bw_compiler is not None else fw_compiler
         found = compiler(module, examples, info)
         return (lambda: found) if isinstance(found, Compiled) else found

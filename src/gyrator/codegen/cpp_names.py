@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy
 import torch
@@ -11,7 +10,7 @@ import torch
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
-TYPES: Mapping[torch.dtype, str] = MappingProxyType({
+TYPES: Mapping[torch.dtype, str] = {
     torch.float32: "float",
     torch.float64: "double",
     torch.bfloat16: "gy::bf16",
@@ -20,7 +19,7 @@ TYPES: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float8_e5m2: "gy::f8e5m2",
     torch.bool: "bool",
     **{getattr(torch, name): f"{name}_t" for name in ("int8", "int16", "int32", "int64", "uint8")},
-})  # fmt: skip
+}
 """Element type → its name in C++."""
 
 _KEYWORDS = frozenset(

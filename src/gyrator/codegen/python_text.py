@@ -3,8 +3,7 @@
 import keyword
 import math
 import re
-from collections.abc import Iterable
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -66,7 +65,7 @@ def constant_text(value: Arg) -> str:
 
 # -- in Triton ---------------------------------------------------------------------------------------------
 _OWN = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
-TYPES = MappingProxyType({d: f"tl.{_OWN.get(d) or str(d).removeprefix('torch.')}" for d in cpp_names.TYPES})
+TYPES: Mapping[torch.dtype, str] = {d: f"tl.{_OWN.get(d) or str(d).removeprefix('torch.')}" for d in cpp_names.TYPES}
 """Element type → its name in Triton, for those that C++ kernels have too."""
 
 _PLAIN = (torch.float32, torch.int32, torch.bool)

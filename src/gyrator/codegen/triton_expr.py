@@ -10,7 +10,6 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 
@@ -403,7 +402,7 @@ def function_lines(
     element: torch.dtype,
     *,
     tiles: Sequence[Tile] = (),
-    bounds: Mapping[Axis, Term] = MappingProxyType({}),
+    bounds: Mapping[Axis, Term] | None = None,
 ) -> Iterator[str]:
     """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``:
 
@@ -420,7 +419,7 @@ def function_lines(
     names = Names((name, *arguments, *reads, "reads", "tl", "rt", "libdevice"))
     tiling = replace(outer.tiling, tiles=tuple(tiles) or outer.tiling.tiles)
     printer = Expressions(replace(outer.kernel, body=(body,)), tiling, names)
-    printer.pointers, printer.narrow, printer.bounds = outer.pointers, is_small(element), {**bounds}
+    printer.pointers, printer.narrow, printer.bounds = outer.pointers, is_small(element), {**(bounds or {})}
     for key, term in (*known.items(), *((size, outer.index(size.index())) for size in expr.sizes())):
         printer.bind(key, replace(term, depth=0))
     result = printer.value(expr).text

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -131,7 +130,7 @@ class _Wrapper:
                 self.flush()
             self.step(step)
         self.flush()
-        self.emit(f"return {tuple_of(self.argument(o) for o in self.plan.outputs)}")
+        self.emit(f"return {tuple_of(self.argument(o, {}) for o in self.plan.outputs)}")
         body = "\n".join(f"        {line}" for line in self.lines)
         lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
         setup = "\n".join(f"    {line}" if line else "" for line in lines)
@@ -374,7 +373,7 @@ class _Wrapper:
         where = f"{tuple_of(value.shape)}, {strides}, {value.dtype}"
         return f'{self.tool("checked")}({text}, {where}, "{op}")'
 
-    def argument(self, arg: Arg, new: Mapping[Value, Value] = MappingProxyType({})) -> str:
+    def argument(self, arg: Arg, new: Mapping[Value, Value]) -> str:
         """An argument or output; `new` has the new versions of the values that the op writes."""
         match arg:
             case View():

@@ -6,7 +6,6 @@ obviously right, not fast: every pass and every backend is compared with it."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ def run_program(
     numbers = {given.value for given in program.inputs if given.complex}
     changed = [(u.target in numbers, machine.view(u.value, {})) for u in program.updates]
     updates = tuple([torch.view_as_complex(new) if pairs else new for pairs, new in changed])
-    return Run(outputs, updates, MappingProxyType({v.name: t for v, t in machine.values.items()}))
+    return Run(outputs, updates, {v.name: t for v, t in machine.values.items()})
 
 
 @dataclass(slots=True)

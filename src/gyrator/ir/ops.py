@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 
 import torch
 
@@ -145,7 +144,7 @@ ROWS = (
     _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", element="<{dtype}>"),
 )
 
-OPS: Mapping[str, ScalarOp] = MappingProxyType({row.name: row for row in ROWS})
+OPS: Mapping[str, ScalarOp] = {row.name: row for row in ROWS}
 """Name → row."""
 
 
@@ -182,7 +181,7 @@ _REDUCTIONS = (
     Reduction("sort", 1, (None, torch.int64), True, ""),
     Reduction("sort_descending", 1, (None, torch.int64), True, ""),
 )
-REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDUCTIONS})
+REDUCTIONS: Mapping[str, Reduction] = {r.name: r for r in _REDUCTIONS}
 """Name → reduction; those with ``scan`` may be the root of a scan (cummax: argmax with the last index on ties).
 
 ``sort`` is one on GPUs alone: element k of a row is its k-th in order, and where it was; equal ones stay in order."""

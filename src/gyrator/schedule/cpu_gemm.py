@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -31,11 +30,13 @@ TILE_ROWS, TILE_COLUMNS = 256, 512
 """Most rows and columns of a tile: its sums and panels fill half of the second cache."""
 AMX_ROWS, AMX_DEPTH = 32, 512
 """Rows and columns that AMX tiles sum at once, and elements of k whose panels stay in the cache."""
-_REGISTERS = MappingProxyType(
-    {"scalar": (16, 1), "avx2": (16, 8)} | dict.fromkeys(("avx512", "avx512_vnni", "avx512_bf16", "amx"), (32, 16))
-)
+_REGISTERS: Mapping[str, tuple[int, int]] = {
+    "scalar": (16, 1), "avx2": (16, 8), **dict.fromkeys(("avx512", "avx512_vnni", "avx512_bf16", "amx"), (32, 16)),
+}  # fmt: skip
 """Vector registers of each instruction set, and the floats in one."""
-_DOTS = MappingProxyType({torch.int8: ("avx512_vnni", "avx512_bf16", "amx"), torch.bfloat16: ("avx512_bf16", "amx")})
+_DOTS: Mapping[torch.dtype, tuple[str, ...]] = {
+    torch.int8: ("avx512_vnni", "avx512_bf16", "amx"), torch.bfloat16: ("avx512_bf16", "amx"),
+}  # fmt: skip
 """Instruction sets that multiply neighbours along k and add up the products."""
 
 
