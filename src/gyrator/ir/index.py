@@ -22,7 +22,7 @@ from dataclasses import field
 from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import floordiv, is_, mod, mul
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gyrator.ir.intern import interned, remember
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
-AtomT = TypeVar("AtomT", bound="Atom")
 
 
 class Atom:
@@ -639,13 +638,12 @@ _OF_INDICES: Mapping[type[Atom], Callable[..., Any]] = {**_OF_NUMBERS, Min: mini
 """What an atom makes of its two operands."""
 
 
-def evaluate(index: Index, env: Mapping[AtomT, int]) -> int:
+def evaluate(index: Index, env: Mapping[Any, Any]) -> int:
     """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
-    values = cast("Mapping[Atom, int]", env)
-    return sum(prod((_evaluate_atom(a, values) for a in monomial), start=c) for monomial, c in index.terms)
+    return sum(prod((_evaluate_atom(a, env) for a in monomial), start=c) for monomial, c in index.terms)
 
 
-def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:
+def _evaluate_atom(atom: Atom, env: Mapping[Any, Any]) -> int:
     if atom in env:
         return env[atom]
     match atom:

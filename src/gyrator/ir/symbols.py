@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from typing import Any, cast
+from typing import Any
 
 import sympy
 import torch
@@ -78,7 +78,7 @@ class Symbols:
         if env is None or env.frozen or not known or evaluate(index, hints) < 0:
             return False
         sizes = {s: env.create_symintnode(self._expressions[s], hint=hint) for s, hint in hints.items()}
-        return bool(evaluate(index, cast("Mapping[Size, int]", sizes)) >= 0)  # the truth value becomes a guard
+        return bool(evaluate(index, sizes) >= 0)  # the truth value becomes a guard
 
     def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
         """:meth:`to_index` of each size or stride of a tensor."""
