@@ -1,8 +1,8 @@
 """Choosing a group's loops: their order, which run in parallel, along which axis vectors lie."""
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
@@ -30,26 +30,19 @@ PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
 
-class Style(enum.Enum):
-    """How vectors and rows lie. Written with ``|`` for parallel, ``-`` for serial and ``=`` for vector loops.
+Style = Enum("Style", "ROWS POINTS SHEET STRIPS SPLIT TILES")
+"""How vectors and rows lie. Written with ``|`` for parallel, ``-`` for serial and ``=`` for vector loops.
 
-    ``ROWS``: ``| outer { = row }`` — each row is contiguous; the usual form.
-    ``POINTS``: ``| outer { = last outer axis }`` — purely pointwise.
-    ``SHEET``: ``| block { - reduced { = columns: acc[column] += … } }`` — a sum over rows: reads whole rows
-    in order, an accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a
-    matrix larger than the caches.
-    ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
-    (Welford, scans), for rows of a few elements, one in each lane, and where most work is the same along an axis.
-    ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
-    ``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
-    is recomputed, or still in registers where a tile covers the row."""
-
-    ROWS = "rows"
-    POINTS = "points"
-    SHEET = "sheet"
-    STRIPS = "strips"
-    SPLIT = "split"
-    TILES = "tiles"
+``ROWS``: ``| outer { = row }`` — each row is contiguous; the usual form.
+``POINTS``: ``| outer { = last outer axis }`` — purely pointwise.
+``SHEET``: ``| block { - reduced { = columns: acc[column] += … } }`` — a sum over rows: reads whole rows
+in order, an accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a
+matrix larger than the caches.
+``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
+(Welford, scans), for rows of a few elements, one in each lane, and where most work is the same along an axis.
+``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
+``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
+is recomputed, or still in registers where a tile covers the row."""
 
 
 @dataclass(frozen=True, slots=True)
