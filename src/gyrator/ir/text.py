@@ -19,10 +19,9 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir import program as ir
-from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, count_uses, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
-from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
+from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
 from gyrator.origin import places_of
 
 COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
@@ -174,11 +173,11 @@ def _stage_text(stage: Stage, names: _Names) -> str:
         case Update(carry, args, running):
             text = f"update {carry} with {', '.join(map(names.expr, args))}"
             return f"{text} -> {_refs(running)}" if running else text
-        case tree.Contract(name, left, right, _, _, _, _, template):
+        case Contract(name, left, right, _, _, _, _, template):
             operands = [names.expr(e) for e in stage.elements] or [_view_text(left), _view_text(right)]
             groups = f" in groups to {_view_text(stage.ends)}" if stage.ends is not None else ""
             return f"{name}: {short(name.dtype)} = {' times '.join(operands)}{groups} by {template}"
-        case tree.Attend():
+        case Attend():
             return str(stage)
 
 

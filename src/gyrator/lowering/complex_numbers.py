@@ -17,7 +17,6 @@ from gyrator.ir.index import ONE
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, named_rows, rows
-from gyrator.lowering.reductions import reduced_dims
 from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
 from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op
 from gyrator.lowering.views import dimension
@@ -145,7 +144,7 @@ def _reduced(lowering: Lowering, b: Builder, out: Meta, x: TensorRef, dims: Any 
     """sum and mean."""
     if not x.rank or not x.dtype.is_complex:
         return NotImplemented
-    return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reduced_dims(dims, x.rank)), *args))
+    return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reductions.reduced_dims(dims, x.rank)), *args))
 
 
 def _from_reals(how: Callable[..., Any], *operators: OpOverload) -> Family:

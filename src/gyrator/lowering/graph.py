@@ -28,7 +28,6 @@ from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.typed import COMPUTED, number, op
 from gyrator.origin import origin_of
 from gyrator.passes import blame
-from gyrator.torch_compat import functions_of_numbers
 
 aten = torch.ops.aten
 
@@ -343,6 +342,6 @@ _RULES: Mapping[object, Rule] = {
     **dict.fromkeys((operator.not_, torch.sym_not), lambda v: op("logical_not", number(v[0], torch.bool))),
     torch.sym_float: lambda v: number(v[0], torch.float64),
     torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
-    **{function: _float(name) for name, function in functions_of_numbers().items()},
+    **{function: _float(name) for name, function in torch_compat.functions_of_numbers().items()},
     **{getattr(math, name): _float(name) for name in "sqrt exp log floor ceil".split()},
 }  # fmt: skip

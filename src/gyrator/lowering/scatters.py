@@ -21,7 +21,6 @@ from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, element, like, op
-from gyrator.lowering.views import dimension, nested_order
 
 aten = torch.ops.aten
 
@@ -79,7 +78,7 @@ def _is_all(x: TensorRef, out: Meta) -> bool:
     window = strided(x)
     if window is None or x.dtype != x.value.dtype or product(x.shape) is not product(x.value.shape):
         return False
-    return same_strides(x.shape, window[0], out.strides) and nested_order(x.shape, window[0]) is not None
+    return same_strides(x.shape, window[0], out.strides) and views.nested_order(x.shape, window[0]) is not None
 
 
 def _extremes(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str) -> TensorRef:
@@ -114,7 +113,7 @@ def _index_fill(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef,
     """Here negative indices wrap, unlike in index_copy."""
     if x.rank == 0:
         return NotImplemented
-    return scatter(b, out, x, _indexed(x, [*[None] * dimension(dim, x.rank), index]), value)
+    return scatter(b, out, x, _indexed(x, [*[None] * views.dimension(dim, x.rank), index]), value)
 
 
 def _masked_put(b: Builder, out: Meta, x: TensorRef, indices: Indices, values: TensorRef) -> Any:
@@ -222,7 +221,7 @@ def _as_strided_scatter(
     """``x`` with a window on its memory replaced. Refused where ``x`` is a view or has gaps, or elements of the window
     could overlap."""
     plain = x.is_whole() and same_strides(x.shape, x.value.strides, out.strides)
-    if not plain or nested_order(source.shape, [as_index(s) for s in stride]) is None:
+    if not plain or views.nested_order(source.shape, [as_index(s) for s in stride]) is None:
         return NotImplemented
     shown = views.LOWERINGS[aten.as_strided.default](b, out.with_shape(source.shape), x, size, stride, offset)
     return shown if shown is NotImplemented else scatter(b, out, x, Points(source.shape, shown.at), source)

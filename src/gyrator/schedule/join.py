@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gyrator.ir import program as ir
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, is_less, product
-from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, defines, shown_values, views
+from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.ir.volume import volume
 from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.views import dimension
@@ -44,7 +43,7 @@ def lay_parts(program: Program) -> Program:
             free -= mine
             laid |= {view.value: _laid(view, node) for view, _ in parts if view.value in mine}
             copies[node] = {k: _copy(v, node, k) for k, (v, _) in enumerate(parts) if v.value not in mine}
-    nodes: list[ir.Node] = []
+    nodes: list[Node] = []
     for step in program.nodes:
         copied = copies.get(step, {}) if isinstance(step, Extern) else {}
         nodes += (nest.renamed(laid) for nest in copied.values())
@@ -124,12 +123,12 @@ def _copy(view: View, node: Extern, number: int) -> Nest:
     return Nest((new,), axes, Pointwise(Load(view.value, coords_of(axes))), node.origins)
 
 
-def _moved(node: ir.Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) -> ir.Node:
+def _moved(node: Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) -> Node:
     """The same node of values that lie elsewhere; ``copied`` are parts by their numbers."""
     if isinstance(node, Nest):
         return node.renamed(laid)
 
-    def moved(arg: ir.Arg, new: Value | None = None) -> ir.Arg:
+    def moved(arg: Arg, new: Value | None = None) -> Arg:
         if isinstance(arg, tuple):
             made = (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg)))
             return tuple(map(moved, arg, made))
