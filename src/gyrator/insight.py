@@ -1,10 +1,9 @@
 """What users ask about compilations: `gyrator.explain` and `gyrator.counters`."""
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ class Report:
 
     def json(self) -> str:
         """All of `data` as JSON."""
-        return json.dumps(dataclasses.asdict(self.data), indent=1)
+        return json.dumps(asdict(self.data), indent=1)
 
     def html(self, path: str | Path | None = None) -> str:
         """One page with plots that needs no other file; also written to `path` if one is given.

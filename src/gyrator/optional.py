@@ -1,6 +1,5 @@
 """Every optional third-party package, imported here and nowhere else."""
 
-import importlib
 import importlib.util
 from types import ModuleType
 

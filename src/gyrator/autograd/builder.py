@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd import ops

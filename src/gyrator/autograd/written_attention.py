@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, TypeGuard
 
 import torch
@@ -256,7 +255,7 @@ def _gains(operands: list[Tensor], mask: Tensor | None, dropout: float) -> bool:
     if tracked and mask is not None and mask.dtype != torch.bool:
         return False  # rows that hide all keys have gradients too
     if query.device.type == "cuda":
-        few = mask is not None and prod(map(size_hint, (*query.shape[:-1], key.shape[-2]))) < _LEAST_SCORES
+        few = mask is not None and math.prod(map(size_hint, (*query.shape[:-1], key.shape[-2]))) < _LEAST_SCORES
         if few or (tracked and query.dtype == torch.float32):
             return False
         params = cuda.SDPAParams(query, key, value, mask, dropout, False, False)

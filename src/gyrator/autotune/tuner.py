@@ -1,12 +1,11 @@
 """Choosing among candidates: those that compete are built at the same time, timed, recorded, ranked and shown."""
 
-import dataclasses
 import json
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from math import prod
@@ -149,7 +148,7 @@ class Tuner:
         if config.autotune_log is not None:
             about_all = {"choice": title, "key": key, "device": device}
             with config.autotune_log.open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps({**about_all, **dataclasses.asdict(t)}) + "\n" for t in trials)
+                stream.writelines(json.dumps({**about_all, **asdict(t)}) + "\n" for t in trials)
         return False, trials
 
 

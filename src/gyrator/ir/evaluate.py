@@ -6,7 +6,6 @@ dimension ``k``. Every expression then is a tensor that broadcasts to the grid's
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from operator import floordiv, mod
 
 import torch
@@ -46,7 +45,7 @@ class Evaluator:
         """The value of ``index``: an int if no axis is a tensor."""
         key = (index, guard)  # tensors are told apart by identity
         if key not in self._indices:
-            terms = (prod([self._atom(a, guard) for a in monomial], start=c) for monomial, c in index.terms)
+            terms = (math.prod([self._atom(a, guard) for a in monomial], start=c) for monomial, c in index.terms)
             self._indices[key] = sum(terms)
         return self._indices[key]
 

@@ -4,7 +4,6 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, getitem, truediv
 
 import torch
 from torch import fx
@@ -127,7 +126,7 @@ class _Lowering:
         if node.op == "get_attr":
             return self._attribute(node)
         target = node.target
-        if target is getitem:
+        if target is operator.getitem:
             collection, at = self._argument(node.args[0]), node.args[1]
             assert isinstance(collection, (list, tuple)) and isinstance(at, int)
             return collection[at]
@@ -168,7 +167,7 @@ class _Lowering:
         target, traced = node.target, node.meta.get("val")
         if target is round and isinstance(traced, torch.SymFloat) and isinstance(args[1], int):
             unit = 10 ** max(args[1], 0)  # round(x, 2) → round(round(x, 2) * 100) / 100: kernels know no digits
-            target, args = truediv, [self.symbols.to_index(round(traced * unit)), unit]
+            target, args = operator.truediv, [self.symbols.to_index(round(traced * unit)), unit]
         number = number_of(target, args)
         if number is not None:
             return number
@@ -212,7 +211,7 @@ class _Lowering:
     def _attribute(self, node: fx.Node) -> Result:
         module = node.graph.owning_module
         assert module is not None
-        tensor = attrgetter(str(node.target))(module)
+        tensor = operator.attrgetter(str(node.target))(module)
         if isinstance(tensor, fx.GraphModule):
             return tensor
         assert isinstance(tensor, torch.Tensor)

@@ -6,7 +6,6 @@ It runs on its own, beside the process that wants the kernels: Triton holds the 
 imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes what it writes; whoever
 started it removes it."""
 
-import importlib
 import importlib.util
 import json
 import os

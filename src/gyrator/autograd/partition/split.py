@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import free_symbols
-from torch.fx.node import map_arg
 
 from gyrator.autograd.builder import ancestors, copy_node
 from gyrator.autograd.effects import is_statement
