@@ -30,7 +30,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, Ref, Scalar
 from gyrator.ir.index import ONE, Axis, as_index, product
-from gyrator.ir.ops import REDUCTIONS, identity
+from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
 from gyrator.schedule.canonical import stem_of
@@ -45,7 +45,6 @@ _OURS = {
     "rt": "from gyrator.runtime import triton_ops as rt",
     **{name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")},
 }
-_KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -728,7 +727,7 @@ class Printer(Expressions):
             shape, dtype = self.shape(self._scope), type_name(store.value.dtype)
             self.emit(f"{name} = tl.full({shape}, {constant_text(expr.value)}, {dtype})")
             return
-        kind, value = _KINDS.get(store.combine, store.combine), self.value(expr)
+        kind, value = STEP_OF[store.combine], self.value(expr)
         for axis in self.bounds.keys() & {*self._grid_tiles}:
             value = self._neutral(value, constant_text(_starts(kind, expr.dtype)[0][0]), axis)
         self.emit(f"{name} = {_NEXT[kind].format(name, value.operand)}")
@@ -761,7 +760,7 @@ class Printer(Expressions):
 
     def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:
         """Read, combine and write; the barrier puts the iterations of a serial loop in order."""
-        kind = _KINDS.get(store.combine, store.combine)
+        kind = STEP_OF[store.combine]
         dtype = type_name(working(store.value.dtype))
         text = _NEXT[kind].format("old", "new")
         self.emit(f"old = tl.load({pointer}{tail}).to({dtype})")

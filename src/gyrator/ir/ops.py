@@ -186,6 +186,9 @@ REDUCTIONS: Mapping[str, Reduction] = {r.name: r for r in _REDUCTIONS}
 
 ``sort`` is one on GPUs alone: element k of a row is its k-th in order, and where it was; equal ones stay in order."""
 
+STEP_OF: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+"""What a scatter or a store combines by → the reduction that it is a step of."""
+
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
     """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all`` or ``logaddexp`` starts from."""

@@ -13,7 +13,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
-from gyrator.ir.ops import identity
+from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering import views
 from gyrator.lowering.builder import Builder, Meta, same_strides, strided
@@ -28,9 +28,6 @@ COMBINES: Mapping[str, str] = {
     "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
 }  # fmt: skip
 """The ways to combine by the names that ATen has for them."""
-
-_KINDS: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
-"""The reduction that each is a step of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,7 @@ def _reduce(
     counts = _counts(b, wide, points, start=int(include_self)) if mean or not include_self else None
     start = x
     if counts is not None and not include_self:
-        neutral = constant(identity(_KINDS[combine], wide.dtype), wide.dtype)
+        neutral = constant(identity(STEP_OF[combine], wide.dtype), wide.dtype)
         start = b.elementwise(wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), "start")
     total = scatter(b, wide if mean else out, start, points, source, combine)
     if counts is None or not mean or total is NotImplemented:
