@@ -181,8 +181,8 @@ def merge_equal_calls(graph: Graph) -> None:
     one position bias:  a = add(bias, mask);  …  b = add(bias, mask)   →   a = add(bias, mask);  …
 
     Refuses random draws, sizes that come from data (each has its name), constants of several elements (cheaper to write
-    anew than to copy where two scatters start from one), calls whose results are the graph's, calls in other regions of activation
-    checkpoints or in the other half of the program, and graphs in which a call writes to its arguments."""
+    anew than to copy where two scatters start from one), calls whose results are the graph's, calls in other regions of
+    activation checkpoints or in the other half of the program, and graphs in which a call writes to its arguments."""
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):
         return

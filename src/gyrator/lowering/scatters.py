@@ -205,7 +205,7 @@ def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
 def _into_view(view: Lowering, b: Builder, out: Meta, x: TensorRef, source: TensorRef, *args: Any) -> Any:
     """``x`` with the elements that a view of it shows replaced: select_scatter, slice_scatter, diagonal_scatter.
     Refused where elements of the result may lie upon each other: the operator says which is written last."""
-    if nested_order(out.shape, out.strides) is None:
+    if views.nested_order(out.shape, out.strides) is None:
         return NotImplemented
     shown = view(b, out.with_shape(source.shape), whole(Value("x", x.shape, x.dtype, out.strides)), *args)
     return scatter(b, out, x, Points(source.shape, shown.at), source)

@@ -6,7 +6,7 @@ parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
