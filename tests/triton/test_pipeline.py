@@ -15,7 +15,7 @@ from torch import fx, nn
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.config import Config
-from gyrator.errors import DeviceUnsupported, GyratorWarning, ToolchainMissing
+from gyrator.errors import DeviceUnsupported, ToolchainMissing
 from gyrator.pipeline import Process, compile_graph
 from gyrator.runtime import targets, triton_build
 from gyrator.runtime.gpu_kernels import DESCRIPTION
@@ -170,26 +170,12 @@ def test_no_cpp_compiler_is_needed(process: Process, tmp_path: Path, monkeypatch
     assert len(list(tmp_path.glob("graphs/*/*/wrapper.py"))) >= 2
 
 
-def test_without_triton_graphs_run_by_operators_after_a_warning(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_build, "available", lambda package: False)
-    ((graph, values, info),) = graphs_of(nn.ReLU(), torch.randn(10, 48))
-    with (
-        Session(Config(cuda_capability=90, cache=False), GPU) as session,
-        pytest.warns(GyratorWarning, match="operator by operator: Triton, which kernels for GPUs need, not found"),
-    ):
-        run = compile_graph(graph, values, info, session, process)().call
-    (result, *_) = run([given := torch.randn(10, 48)])
-    assert torch.equal(result, given.relu()) and not session.counters[Count.KERNELS]
-
-
 def test_no_triton_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_build.importlib.metadata, "version", lambda package: "3.2.0")
     with pytest.raises(DeviceUnsupported, match=r"Triton 3\.2\.0; 3\.6 or later is needed"):
         triton_build.find_target(Config(), GPU)
     monkeypatch.setattr(triton_build, "available", lambda package: False)
-    with pytest.raises(ToolchainMissing, match="Triton"):
+    with pytest.raises(DeviceUnsupported, match=r"no Triton was found; 3\.6 or later is needed"):
         triton_build.find_target(Config(), GPU)
 
 

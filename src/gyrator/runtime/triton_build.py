@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 from gyrator.cache.store import Store, digest, files_digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
-from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
+from gyrator.errors import DeviceUnsupported, KernelBuildError
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.runtime.build import Jobs, finished, without_comments
@@ -52,14 +52,11 @@ class GpuTarget:
 def find_target(config: Config, device: torch.device) -> GpuTarget:
     """What kernels for `device` are built for: its own capability, or the one that an option names.
 
-    Raises: ToolchainMissing without Triton; DeviceUnsupported without a GPU, or if it or Triton is too old."""
-    if not available("triton"):
-        hint = "install the Triton that torch pins, or move the model to the CPU"
-        raise ToolchainMissing("Triton, which kernels for GPUs need,", hint)
-    triton = importlib.metadata.version("triton")
-    if TorchVersion(triton) < OLDEST_TRITON:
-        needed, hint = f"{OLDEST_TRITON} or later", f"pip install 'triton>={OLDEST_TRITON}'"
-        raise DeviceUnsupported(f"Triton {triton}", needed, hint)
+    Raises: DeviceUnsupported without Triton or a GPU, or if one is too old."""
+    triton = importlib.metadata.version("triton") if available("triton") else ""
+    if not triton or TorchVersion(triton) < OLDEST_TRITON:
+        found, hint = f"Triton {triton}" if triton else "no Triton was found", "install the Triton that torch pins"
+        raise DeviceUnsupported(found, f"{OLDEST_TRITON} or later", hint)
     asked, needed = config.cuda_capability, "one of compute capability 8.0 or later"
     if not asked and not torch.cuda.is_available():
         hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
