@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo import MODELS, build
-from tests.acceptance import assert_none, expect
+from tests.acceptance import assert_none, check, expect
 
 STEPS = 3
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -185,6 +185,14 @@ def test_three_steps_with_activation_checkpoints(dynamic: bool, backend: str) ->
     torch.manual_seed(0)
     sizes = [6, 8, 10] if dynamic else [6] * STEPS
     check_training(Words(checkpointed=True), words(sizes), "AdamW", backend, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_an_lstm_in_a_graph_trains(dynamic: bool, backend: str) -> None:
+    """The library's layer, which autograd is told of, has nothing for backward when it is called without autograd."""
+    args = nn.LSTM(5, 4, batch_first=True), torch.randn(2, 3, 5)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        check(lambda lstm, x: lstm(x)[0], args, backend=backend, backward=True, dynamic=dynamic)
 
 
 def test_a_checkpoint_around_compiled_code_runs_it_again_in_backward(backend: str) -> None:

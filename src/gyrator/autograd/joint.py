@@ -205,7 +205,11 @@ class _Runner(Interpreter):
         if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
         args, kwargs = self._masks.simplified(target, args, kwargs)
-        value = super().call_function(target, args, kwargs)
+        with ExitStack() as stack:
+            if getattr(target, "__name__", "") == "lstm" and torch.is_grad_enabled():  # oneDNN's keeps no workspace
+                stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
+                torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+            value = super().call_function(target, args, kwargs)
         torch_compat.guard_floats(value)
         return value
 

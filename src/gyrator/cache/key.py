@@ -122,8 +122,7 @@ def _modes() -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _printed(expr: Any) -> tuple[str, frozenset[str]]:
-    """The text of an expression and the names in it, which take sympy a millisecond; the keys of a program and of its
-    graphs ask for the same guards."""
+    """The text of an expression and the names in it, which take sympy a millisecond; all keys of a program ask."""
     return str(expr), frozenset(symbol.name for symbol in expr.free_symbols)
 
 
