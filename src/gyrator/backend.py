@@ -33,7 +33,7 @@ from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
-from gyrator.torch_compat import recompile_reason, shape_env_of, without_functions
+from gyrator.torch_compat import guard_parameters, recompile_reason, shape_env_of, without_functions
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -46,6 +46,7 @@ def compile_program(
     weights are constants, and those of this call are the set number `sets`.
 
     The callable's attribute `wrappers` has the files of its graphs' programs."""
+    guard_parameters()
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
     traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)

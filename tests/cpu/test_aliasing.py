@@ -414,3 +414,17 @@ def test_writes_to_windows_of_an_input_with_gaps(dynamic: bool, backend: str) ->
         return x * 1
 
     check(windows, (torch.randn(2, 3, 8)[..., ::2],), backend=backend, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.randn(8, 16).t(), torch.randn(1, 8), torch.randn(16, 8, dtype=torch.float64), torch.randn(17, 8)[1:]],
+    ids=["strides", "sizes", "type", "offset"],
+)
+def test_a_parameter_may_get_other_memory(other: Tensor, backend: str) -> None:
+    module = nn.Linear(8, 16, bias=False)
+    compiled = torch.compile(lambda x: (module.weight * x).sin(), backend=backend)
+    x = torch.randn(16, 8)
+    compiled(x)
+    module.weight.data = other
+    torch.testing.assert_close(compiled(x), (module.weight * x).sin())
