@@ -30,7 +30,7 @@ BY_NESTS: dict[str, Callable[[Tensor], Any]] = {
     "polar": lambda x: (x.abs(), x.angle(), torch.polar(x.abs(), x.angle()), x.exp()),
     "made": lambda x: (torch.complex(x.real, x.imag * 2), torch.view_as_complex(torch.stack([x.imag, x.real], -1))),
     "filled": lambda x: (torch.full((3,), 1 + 2j), torch.ones_like(x) * x, torch.zeros_like(x)),
-    "copied": lambda x: tuple((x * 2).copy_(y) for y in (x, x.real, 3, 1 + 2j)),
+    "copied": lambda x: [torch.ops.aten.copy(x, y) for y in (x.conj(), x.real, 3, 1 + 2j)],
     "types": lambda x: (x.to(C128) * 2, x.real.to(C64) * x, x.to(C128).to(C64)),
     "compared": lambda x: (x == x.conj(), x != x, x == 0, x.eq(1j), x.to(torch.bool)),
     "chosen": lambda x: (torch.where(x.real > 0, x, 0), torch.where(x.real > 0, x, -x)),
