@@ -305,9 +305,9 @@ without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode
 
 
 def guard_parameters() -> None:
-    """From now on guards see that `parameter.data = other` has other strides, sizes or another type. torch 2.11 skips them
-    while no attribute changes, and a compiled program reads memory as it lay before."""
-    if torch.__version__ < (2, 13):
+    """From now on guards see that `parameter.data = other` has other strides, sizes or another type. torch 2.11 skips
+    them while no attribute changes, and a compiled program reads memory as it lay before."""
+    if torch.__version__ < "2.13":
         torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False
 
 
