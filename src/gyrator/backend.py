@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -57,7 +58,7 @@ def compile_program(
 
     call = assemble(traced, gm, example_inputs, complete)
     if any(isinstance(value, Tensor) and type(value) not in (Tensor, Parameter) for value in example_inputs):
-        call = without_functions()(call)  # capture has written out what subclasses do
+        call = partial(_without_functions, call)  # capture has written out what subclasses do
     if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
 
         def again(given: Sequence[Any]) -> Callable[..., Any]:
@@ -87,6 +88,11 @@ def _of_weights(
         return others[0](*args)
 
     return chosen
+
+
+def _without_functions(call: Callable[..., Any], *args: Any) -> Any:
+    with without_functions():
+        return call(*args)
 
 
 def _compile(

@@ -304,18 +304,15 @@ without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode
 """Inside, no mode and no kind of tensor sees an operator: a fake tensor is the meta tensor that it wraps."""
 
 
+without_functions: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
+"""Inside, no kind of tensor changes functions of Python."""
+
+
 def guard_parameters() -> None:
     """From now on guards see that `parameter.data = other` has other strides, sizes or another type. torch 2.11 skips
     them while no attribute changes, and a compiled program reads memory as it lay before."""
     if torch.__version__ < "2.13":
         torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False
-
-
-@contextmanager
-def without_functions() -> Iterator[None]:
-    """Inside, no kind of tensor changes functions of Python."""
-    with torch._C.DisableTorchFunctionSubclass():
-        yield
 
 
 @cache

@@ -1,6 +1,7 @@
 """The torch.autograd.Function around a forward and a backward graph."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -90,7 +91,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             saved = ctx.saved_tensors
-            inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
+            again = torch.is_grad_enabled()
+            inputs = saved[spec.saved_values :] if again else ()
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             numbers = dict(zip(spec.numbers, ctx.numbers, strict=True))
             boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - leads_back]]
@@ -100,9 +102,9 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 shape, strides = tangent.layout or (ctx.shapes[at], contiguous_strides(ctx.shapes[at]))
                 boxed.append(_received(gradients[at], shape, strides, tangent))
             ctx.maybe_clear_saved_tensors()  # unless backward may run again
-            with torch.no_grad(), torch_compat.without_functions():  # as forward ran
+            with torch_compat.without_functions(), torch.no_grad() if again else nullcontext():  # as forward ran
                 values = link.backward(boxed)
-            if torch.is_grad_enabled():
+            if again:
                 values = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else values[index] for index in order])
 
