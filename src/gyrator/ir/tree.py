@@ -266,7 +266,7 @@ def indices_in(body: Sequence[Loop | Stage]) -> Iterator[Index]:
     for stage in walk_stages(body):
         if isinstance(stage, Store):
             yield from stage.index
-        elif isinstance(stage, Contract) and stage.inner is not None:
+        elif isinstance(stage, Contract):
             yield stage.inner.extent
         for w in windows(stage):
             yield from (*w.shape, *w.strides, w.offset, dot(tuple(n - 1 for n in w.shape), w.strides) + w.offset)
