@@ -308,6 +308,17 @@ without_functions: Callable[[], AbstractContextManager[None]] = torch._C.Disable
 """Inside, no kind of tensor changes functions of Python."""
 
 
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Inside, operators are not left to oneDNN; its public flags may be frozen, and cannot be changed one by one."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def guard_parameters() -> None:
     """From now on guards see that `parameter.data = other` has other strides, sizes or another type. torch 2.11 skips
     them while no attribute changes, and a compiled program reads memory as it lay before."""

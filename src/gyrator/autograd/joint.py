@@ -8,7 +8,7 @@ are recorded as one functional ATen graph.
 import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -205,10 +205,8 @@ class _Runner(Interpreter):
         if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
         args, kwargs = self._masks.simplified(target, args, kwargs)
-        with ExitStack() as stack:
-            if getattr(target, "__name__", "") == "lstm" and torch.is_grad_enabled():  # oneDNN's keeps no workspace
-                stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
-                torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        taken_apart = getattr(target, "__name__", "") == "lstm" and torch.is_grad_enabled()  # oneDNN's has no workspace
+        with torch_compat.without_onednn() if taken_apart else nullcontext():
             value = super().call_function(target, args, kwargs)
         torch_compat.guard_floats(value)
         return value
