@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,3 +145,13 @@ def test_what_is_added_beside_each_other_is_added_in_vectors(tmp_path: Path) -> 
 
     torch.testing.assert_close(gyrator.compile(fold, options={"cache_dir": tmp_path})(x), fold(x))
     assert any("gy::store(lanes, to, gy::combined<gy::by_add>(" in text for text in sources(tmp_path))
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 4, 32), (3, 4, 64, 32), (40, 301, 5, 48)], ids=str)
+def test_heads_are_moved_with_the_fewer_of_heads_and_places_inside(shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(shape).bfloat16()
+    moved = gyrator.compile(lambda x: (x.transpose(1, 2) * 2).contiguous(), options={"cache_dir": tmp_path})
+    torch.testing.assert_close(moved(x), (x * 2).transpose(1, 2), rtol=0, atol=0)
+    counted = [re.findall(r"for \(int64_t i\d+ = 0; i\d+ < (\d+); \+\+", text) for text in sources(tmp_path)]
+    assert [found[-1] for found in counted if found] == [str(min(shape[1:3]))]
