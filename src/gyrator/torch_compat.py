@@ -63,10 +63,12 @@ def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name
 # -- memory and launching ------------------------------------------------------------------------------------
 _guards: Any = torch._C._dynamo.guards
 
-empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = _guards._empty_strided_cpu
+EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+
+empty_strided_cpu: EmptyStrided = _guards._empty_strided_cpu
 """(shape, strides, dtype) → new memory on the CPU, in half the time of `torch.empty_strided`."""
 
-empty_strided_cuda: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = _guards._empty_strided_cuda
+empty_strided_cuda: EmptyStrided = _guards._empty_strided_cuda
 """The same on the current GPU, from torch's caching allocator."""
 
 reinterpret: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = _guards._reinterpret_tensor

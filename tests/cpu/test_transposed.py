@@ -155,3 +155,12 @@ def test_heads_are_moved_with_the_fewer_of_heads_and_places_inside(shape: tuple[
     torch.testing.assert_close(moved(x), (x * 2).transpose(1, 2), rtol=0, atol=0)
     counted = [re.findall(r"for \(int64_t i\d+ = 0; i\d+ < (\d+); \+\+", text) for text in sources(tmp_path)]
     assert [found[-1] for found in counted if found] == [str(min(shape[1:3]))]
+
+
+def test_rows_that_are_reversed_are_walked_in_the_order_in_which_they_are_written(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(32, 4, 64, 48)
+    turned = gyrator.compile(lambda x: x[..., :32].flip(1) * 2, options={"cache_dir": tmp_path})
+    torch.testing.assert_close(turned(x), x[..., :32].flip(1) * 2)
+    counted = [re.findall(r"for \(int64_t i\d+ = 0; i\d+ < (\d+); \+\+", text) for text in sources(tmp_path)]
+    assert [found[-1] for found in counted if found] == ["64"]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 import gyrator
 from tests.acceptance import check
-
-N = 12
+from tests.cpu.test_joined import N, cells, heads
 
 
 def states(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,19 +20,6 @@ def states(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.sigmoid(w[0]) * h + x[:, t]
         found.append(h)
     return torch.stack(found, 1), h
-
-
-def cells(x: Tensor, w: Tensor) -> Tensor:
-    """States that matrix products read."""
-    h, found = x[:, 0] * 1, []
-    for t in range(N):
-        h = torch.tanh(h @ w + x[:, t])
-        found.append(h)
-    return torch.stack(found, 1)
-
-
-def heads(x: Tensor, w: Tensor) -> Tensor:
-    return torch.cat([torch.relu(x[:, t] @ w) for t in range(N)], -1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

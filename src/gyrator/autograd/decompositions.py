@@ -240,7 +240,8 @@ def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
     scale, wide = 10.0 ** abs(decimals), _widen(x)
     if not x.is_floating_point() or decimals == 0:
         return torch.round(x)
-    return (torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale).to(x.dtype)
+    value = torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale
+    return value.to(x.dtype)
 
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:

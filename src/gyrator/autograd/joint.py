@@ -205,7 +205,7 @@ class _Runner(Interpreter):
         if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
         args, kwargs = self._masks.simplified(target, args, kwargs)
-        taken_apart = getattr(target, "__name__", "") == "lstm" and torch.is_grad_enabled()  # oneDNN's has no workspace
+        taken_apart = target is torch.lstm and torch.is_grad_enabled()  # oneDNN's has no workspace
         with torch_compat.without_onednn() if taken_apart else nullcontext():
             value = super().call_function(target, args, kwargs)
         torch_compat.guard_floats(value)

@@ -250,14 +250,14 @@ class Expressions(Blocks[Term, Block]):
     def _random(self, e: Random) -> Term:
         terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
         texts = [*(t.text for t in terms), *([] if e.kind == "randint64" else [type_name(e.dtype)])]
-        run = e.dtype not in (torch.int64, torch.float64) and self._is_run(e.offset, 4)
+        run = e.dtype not in (torch.int64, torch.float64) and self._is_run(e.offset)
         return made_of(f"rt.{e.kind}{'_of_run' * run}({', '.join(texts)})", *terms)
 
-    def _is_run(self, index: Index, n: int) -> bool:
-        """Whether along the last dimension of a tile ``index`` counts up from a multiple of ``n``, as tiles begin."""
+    def _is_run(self, index: Index) -> bool:
+        """Whether along the last dimension of a tile ``index`` counts up from a multiple of four, as tiles begin."""
         last = [axis for axis in self.tile_of if self.dimension(axis) == self.rank - 1 and axis in index.axes()]
         rest = index - last[0].index() if last else index
-        return len(last) == 1 and last[0] not in rest.axes() and rest % n is ZERO
+        return len(last) == 1 and last[0] not in rest.axes() and rest % 4 is ZERO
 
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:

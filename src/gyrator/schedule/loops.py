@@ -196,7 +196,7 @@ def _in_few_streams(parallel: list[Axis], found: list[Access]) -> list[Axis]:
         return parallel
     *others, outer, inner = parallel
     steps = [(a.position.coefficient(outer), a.position.coefficient(inner)) for a in found]
-    crossed = any(a and b and a.value and b.value and a.value < b.value for a, b in steps)
+    crossed = any(a and b and a.value and b.value and abs(a.value) < abs(b.value) for a, b in steps)
     few = 4 * iterations((outer,)) <= iterations((inner,)) and iterations((outer,)) <= STREAMS
     return [*others, inner, outer] if crossed and few else parallel
 
