@@ -12,20 +12,22 @@ from types import FunctionType
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
+from gyrator import torch_compat
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.function import Differentiable
-from gyrator.autograd.inputs import Inputs, fake_inputs
-from gyrator.autograd.interface import Compiled, GraphInfo, Pending
+from gyrator.autograd.inputs import Inputs, fake_inputs, has_subclasses
+from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
-from gyrator.autograd.shell import flattened, taking_lists
+from gyrator.autograd.shell import flattened, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
@@ -34,7 +36,6 @@ from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
-from gyrator.torch_compat import guard_parameters, recompile_reason, shape_env_of, without_functions
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -47,7 +48,7 @@ def compile_program(
     weights are constants, and those of this call are the set number `sets`.
 
     The callable's attribute `wrappers` has the files of its graphs' programs."""
-    guard_parameters()
+    torch_compat.guard_parameters()
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
     traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
@@ -71,6 +72,23 @@ def compile_program(
     return call
 
 
+def compile_subclasses(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process
+) -> Callable[..., Any]:
+    """Compile a captured graph with tensor subclasses, which torch's AOTAutograd takes apart and differentiates: what
+    comes of it are graphs without gradients. Freezing has no effect there."""
+    numbers = count()
+
+    def compiled(graph: fx.GraphModule, fakes: Sequence[Any]) -> BoxedCallable:
+        with process.lock, frozen_garbage(), torch.no_grad(), torch_compat.without_autocast():
+            inputs, part = fake_inputs(graph, fakes), f"{name}_{next(numbers)}"
+            traced = _compile(graph, inputs, fakes, config, part, process, for_loss=False)[0]
+            assert not isinstance(traced.run, Differentiable)
+            return taking_list(traced.program, traced.run, assemble(traced, graph, fakes, lambda: traced))
+
+    return torch_compat.taken_apart(gm, example_inputs, compiled)
+
+
 def _of_weights(
     call: Callable[..., Any], weights: Mapping[int, object], again: Callable[[Sequence[Any]], Callable[..., Any]]
 ) -> Callable[..., Any]:
@@ -91,7 +109,7 @@ def _of_weights(
 
 
 def _without_functions(call: Callable[..., Any], *args: Any) -> Any:
-    with without_functions():
+    with torch_compat.without_functions():
         return call(*args)
 
 
@@ -100,7 +118,7 @@ def _compile(
 ) -> tuple[Traced, Sequence[str]]:
     """A program compiled or found, and the files of its graphs' programs."""
     start = time.perf_counter()
-    shape_env = shape_env_of(inputs.values)
+    shape_env = torch_compat.shape_env_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
     made: list[Compiled] = []
     records: list[ProgramRecord] = []
@@ -133,7 +151,7 @@ def _compile(
         process.counted.append(program.counters)
         for text in unknown_environment(os.environ):
             program.warn(text)
-        if "recompiles" in config.logs and (why := recompile_reason()):
+        if "recompiles" in config.logs and (why := torch_compat.recompile_reason()):
             print(f"gyrator: {name} compiles a function again: {why}")
         if program.dump is not None:
             dump_graph(program.dump, "captured", gm, inputs.values)
@@ -193,16 +211,20 @@ class Backend:
 
         Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled."""
         config = Config.from_options(mode, options)
-        if self.process.instead is not None:
-            return self.process.instead(gm, example_inputs, config)
         if any(isinstance(example, FakeTensor) for example in example_inputs):
             return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory
         name = f"graph{next(self._numbers)}"
-        with self.process.lock, frozen_garbage(), without_functions():
-            if not any(isinstance(example, (list, tuple)) for example in example_inputs):
-                return compile_program(gm, example_inputs, config, name, self.process)
-            flat = flattened(gm, example_inputs)
-            return taking_lists(compile_program(flat, pytree.tree_leaves(example_inputs), config, name, self.process))
+        lists = any(isinstance(example, (list, tuple)) for example in example_inputs)
+        if lists:
+            gm, example_inputs = flattened(gm, example_inputs), pytree.tree_leaves(example_inputs)
+        if has_subclasses(gm, example_inputs):
+            call = compile_subclasses(gm, example_inputs, config, name, self.process)
+        elif self.process.instead is not None:
+            call = self.process.instead(gm, example_inputs, config)
+        else:
+            with self.process.lock, frozen_garbage(), torch_compat.without_functions():
+                call = compile_program(gm, example_inputs, config, name, self.process)
+        return taking_lists(call) if lists else call
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""

@@ -321,6 +321,23 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
+def taken_apart(gm: GraphModule, examples: Sequence[Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A captured graph that torch's AOTAutograd differentiates, and whose tensor subclasses it takes apart into plain
+    tensors. `compiler` makes a function of a list of each graph of ATen operators that comes of it."""
+
+    def boxed(graph: GraphModule, fakes: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        call: Callable[[list[Any]], Any] = compiler(graph, fakes)
+        call.__dict__["_boxed_call"] = True
+        return call
+
+    aot = importlib.import_module("torch._functorch.aot_autograd")
+    partition = importlib.import_module("torch._functorch.partitioners").min_cut_rematerialization_partition
+    found: Callable[..., Any] = aot.aot_module_simplified(
+        gm, examples, boxed, partition_fn=partition, keep_inference_input_mutations=True
+    )
+    return found
+
+
 def guard_parameters() -> None:
     """From now on guards see that `parameter.data = other` has other strides, sizes or another type. torch 2.11 skips
     them while no attribute changes, and a compiled program reads memory as it lay before."""

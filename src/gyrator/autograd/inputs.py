@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gyrator.errors import UnsupportedInput
 from gyrator.torch_compat import is_buffer, is_zero, shape_env_of
@@ -61,6 +62,12 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     return Inputs(mode, tuple(values), tracked, leaf, static)
 
 
+def has_subclasses(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether the captured graph gets or makes tensors of subclasses that torch can take apart into plain ones."""
+    values = (*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes))
+    return any(isinstance(value, Tensor) and is_traceable_wrapper_subclass(value) for value in values)
+
+
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     """Whether a tensor at one of the positions `written` shares memory with another of the tensors."""
     owners = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
@@ -105,7 +112,7 @@ def _span(value: Tensor) -> tuple[int, int]:
 
 
 def of_subclass(tensor: Tensor) -> UnsupportedInput:
-    """The refusal of a tensor subclass, a DTensor for instance."""
+    """The refusal of a tensor subclass where it was not expected, or that cannot be taken apart."""
     hint = 'torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")'
     return UnsupportedInput(f"a tensor of the subclass {type(tensor).__name__}", hint=hint)
 

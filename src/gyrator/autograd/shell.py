@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import FromGraph, FromInput, Program, Source
+from gyrator.autograd.aliasing import FromGraph, FromInput, Literal, Program, Source
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.views import View
@@ -161,3 +161,18 @@ def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*leaves)
 
     return call
+
+
+def taking_list(program: Program, run: BoxedCallable, call: Callable[..., Any]) -> BoxedCallable:
+    """`call`, the shell of a program that returns a flat tuple, as a function of a list. Where it returns results of
+    `run` and does nothing else, `run` gets the list itself, and frees inputs early."""
+    shown = [source for source in program.sources if source != Literal(None)]
+    plain = all(isinstance(source, FromGraph) and not source.views for source in shown)
+    if not plain or program.updates or program.constants or program.offsets:
+        return lambda args: call(*args)
+
+    def picked(args: list[Any]) -> Sequence[Any]:
+        results = run(args)
+        return [results[source.result] if isinstance(source, FromGraph) else None for source in program.sources]
+
+    return picked

@@ -21,10 +21,14 @@ from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of, product_group
 
+_COLLECTIVES = ("_c10d_functional", "_dtensor", "symm_mem")
+"""How the names of operators begin that processes run together, in the background."""
+
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
+    """When each value is last read, as a position among the units; outputs and pending updates live to the end.
+    Nothing else is placed upon what is ``given``: by the caller, or to a collective or by it, which may still run."""
 
     last: Mapping[Value, int]
     forever: frozenset[Value]
@@ -293,7 +297,9 @@ def life_of(program: Program, units: Sequence[Unit]) -> Life:
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
     forever = shown_values(program) | {update.target for update in program.updates}
     given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
-    return Life(last, forever, frozenset(given))
+    collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
+    sent = (value for call in collectives for value in (*uses_of(call), *defines_of(call)))
+    return Life(last, forever, frozenset(given.union(sent)))
 
 
 def _same_memory(a: Value, b: Value) -> bool:
