@@ -32,7 +32,7 @@ def test_two_processes_find_what_one_does(way: str, tmp_path: Path) -> None:
     printed = [worker.stdout.readline() for worker in workers if worker.stdout]
     for worker in workers:
         worker.communicate(timeout=180)
-    assert all(float(error) < 1e-5 for error in printed)
+    assert all(float(error) < 1e-4 for error in printed)  # 1 - 0.999 in float32 is off by 1e-5
 
 
 def test_nothing_is_written_upon_what_a_collective_may_still_read(tmp_path: Path) -> None:
