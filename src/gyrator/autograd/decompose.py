@@ -95,7 +95,8 @@ class _Pass:
     # --- templates ---------------------------------------------------------------------------------
 
     def _template(self, op: OpOverload, node: Node) -> Graph | None:
-        """Records the decomposition of a call, the calls that it makes decomposed in turn; None where it declines."""
+        """Records the decomposition of a call, the calls that it makes decomposed in turn; None where it declines
+        or holds a tensor, as of one point of a grid, for which a template has no place."""
         build = GraphBuilder(self._new.results, keep_numbers=True)
         recorder = Recorder(build)
         numbers = count()
@@ -112,7 +113,7 @@ class _Pass:
             args, kwargs = mapped(node.args, argument), mapped(node.kwargs, argument)
             with recorder:
                 results = self._table[op](*args, **kwargs)
-        if results is NotImplemented:
+        if results is NotImplemented or recorder.constants:
             return None
         outputs = self._results(op, recorder, results, node.meta["val"])
         build.graph.output(outputs)
