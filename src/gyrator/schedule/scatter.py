@@ -125,7 +125,7 @@ def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
     value = masked(found.known, root.body.substitute(found.at))
     if root.combine == "add":
         value = op("add", base, value)
-    conditions = [*found.known, *([found.hits()] if found.chosen else [])]
+    conditions = [masked(found.known, found.hits())] if found.chosen else found.known
     body = op("where", both(conditions), value, base) if conditions else value
     return replace(nest, axes=found.axes, root=Pointwise(body))
 

@@ -54,6 +54,9 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
         lambda a, i, v: torch.index_put(a, (i,), v, accumulate=True), (r(9, 4), torch.tensor([1, 1, 2, 8,
         1]), r(5, 4)),
     ),
+    "scatter upon a constant, of an index that is short along other dimensions": (
+        lambda a, i: torch.zeros_like(a).scatter_add(0, i, a), (r(3, 40), torch.randint(0, 3, (1, 36))),
+    ),
     "scatter then read": (
         lambda a, i: (torch.scatter(a * 1, 1, i, 7.0) + 1).sum(1), (r(5, 6), torch.randint(0, 6, (5, 2))),
     ),
