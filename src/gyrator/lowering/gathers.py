@@ -15,7 +15,7 @@ from gyrator.ir.index import ZERO, Index, Indirect
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, element, like, number, op
+from gyrator.lowering.typed import Operand, cast, element, like, number, op, promoting_like
 from gyrator.lowering.views import dimension
 
 Indices = Sequence[TensorRef | None]
@@ -90,7 +90,8 @@ def _searched(
     b: Builder, out: Meta, sequence: TensorRef, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: TensorRef | None = None,
 ) -> Any:  # fmt: skip
-    """How many elements of a sorted row come before ``x``, with ``right`` also those equal to it; all for a NaN.
+    """How many elements of a sorted row come before ``x``, with ``right`` also those equal to it; all for a NaN. They
+    are compared in the type that both promote to.
 
     A search in steps that halve, all written out: the first leaves as many places as the others can reach (Knuth, The
     Art of Computer Programming 3, 6.2.1, algorithm C)."""
@@ -99,13 +100,14 @@ def _searched(
         return NotImplemented
     steps = [1 << k for k in reversed(range(length.bit_length()))]
     precedes = "gt" if right or side == "right" else "ge"
+    dtype = torch.result_type(promoting_like(sequence), promoting_like(x))
 
     def body(at: Coords) -> Expr:
-        sought, row = element(x, at, sequence.dtype), at[:-1] if sequence.rank > 1 else ()
+        sought, row = element(x, at, dtype), at[:-1] if sequence.rank > 1 else ()
         place = number(ZERO, torch.int64)
         for step in steps:
             probe = Indirect(op("add", place, like(place, step - 1)), sequence.shape[-1]).index()
-            stays = op(precedes, sequence.load((*row, probe)), sought)
+            stays = op(precedes, element(sequence, (*row, probe), dtype), sought)
             further = like(place, length + 1 - step) if step == steps[0] else op("add", place, like(place, step))
             place = op("where", stays, place, further)
         return cast(place, out.dtype)

@@ -113,6 +113,21 @@ def test_searches_name_their_side_and_seek_numbers() -> None:
     check(lambda e: torch.bucketize(2.5, e), edges)
 
 
+@pytest.mark.parametrize("sought", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float16])
+def test_searches_compare_in_the_type_that_both_promote_to(dtype: torch.dtype, sought: torch.dtype) -> None:
+    edges = torch.tensor([0, 1, 1, 3, 200]).to(dtype)
+    x = torch.tensor([0.5, 1.0, 2.5, 300.0, -1.0]).to(sought)
+    if sought.is_floating_point:
+        x[1] = torch.nan
+    check(
+        lambda e, x: (torch.searchsorted(e, x), torch.bucketize(x, e, right=True), torch.searchsorted(e, x[2])),
+        edges,
+        x,
+    )
+    check(lambda e: (torch.searchsorted(e, 1.5), torch.searchsorted(e, 2)), edges)
+
+
 def test_out_of_range_raises() -> None:
     low = lowered(lambda x, i: x[i], tensor(5), torch.tensor([0, 5]))
     with pytest.raises(IndexOutOfRange, match="5"):
