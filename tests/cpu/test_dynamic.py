@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from benchmarks.zoo import build
-from tests.acceptance import assert_none, expect
+from tests.acceptance import assert_none, check, expect
 
 BERT_SIZES = [(2, 12), (3, 12), (4, 7), (1, 9), (5, 16), (2, 3), (1, 1), (8, 5)]
 
@@ -420,3 +420,9 @@ def test_sizes_that_are_found_to_be_equal_after_forward_was_compiled(backend: st
     compiled = torch.compile(program, backend=backend, dynamic=True)
     found, expected = (torch.autograd.grad(sum(out.sin().sum() for out in f(*args)), args) for f in (compiled, program))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_hot_of_transposed_classes_lies_in_rows(backend: str, dynamic: bool) -> None:
+    classes = torch.arange(24).reshape(3, 4, 2).transpose(0, 1) % 3
+    check(lambda i: F.one_hot(i, 3), (classes,), backend=backend, dynamic=dynamic)

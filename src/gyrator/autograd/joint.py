@@ -204,6 +204,8 @@ class _Runner(Interpreter):
             return index(args[0], args[1])
         if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
+        if target is F.one_hot and args:  # torch's Python rule compares, so that the result lies as the classes do
+            args = (args[0].contiguous(), *args[1:])
         args, kwargs = self._masks.simplified(target, args, kwargs)
         taken_apart = target is torch.lstm and torch.is_grad_enabled()  # oneDNN's has no workspace
         with torch_compat.without_onednn() if taken_apart else nullcontext():
