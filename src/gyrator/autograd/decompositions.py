@@ -77,6 +77,7 @@ _FROM_TORCH = (
 ).split()
 
 
+_NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_num.default]
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
@@ -146,6 +147,13 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
 def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Whole for bytes on a processor, which eager weights in integers."""
     return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
+
+
+def _nan_to_num(x: Tensor, *numbers: float | None, **named: float | None) -> Tensor:
+    """nan_to_num(z) → nan_to_num of both parts of complex numbers, which torch's table refuses."""
+    if x.is_complex():
+        return torch.view_as_complex(torch.view_as_real(x).nan_to_num(*numbers, **named))
+    return _NAN_TO_NUM(x, *numbers, **named)
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
@@ -286,6 +294,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
+    aten.nan_to_num.default: _nan_to_num,
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.polygamma.default: _polygamma,
     aten.round.decimals: _round_decimals,

@@ -149,6 +149,15 @@ def test_linspace_of_integers_is_eagers() -> None:
 LINES = ((0, 7, 50), (-9, 40, 13), (4.3, -3, 8), (3, 5, 1), (3, 5, 0))
 
 
+@pytest.mark.parametrize("numbers", [{}, {"nan": 2.0, "neginf": -1.0}])
+def test_nan_to_num_of_complex_numbers_is_that_of_both_parts(numbers: dict[str, float]) -> None:
+    run, _ = compiled(lambda z: torch.nan_to_num(z, **numbers))
+    parts = torch.tensor([[torch.nan, 1.0], [torch.inf, -torch.inf], [0.5, torch.nan]])
+    z = torch.view_as_complex(parts)
+    assert torch.equal(run(z), torch.nan_to_num(z, **numbers))
+    assert torch.equal(run(z.conj()), torch.nan_to_num(z.conj(), **numbers))
+
+
 def test_dropout_backward_promotes_integers() -> None:
     mask = torch.tensor([True, False, True])
     op = aten.native_dropout_backward.default
