@@ -69,6 +69,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     constant_results = tuple(sorted({*range(results)} - {*differentiable(spec)}))
     dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.layout is None])
     leads_back = bool(spec.saved_values and {*spec.gradients} - {*spec.saved_inputs})
+    # Detached, else autograd would run the graph that made them, and free what it saved.
+    unreached = tuple(sorted({*range(spec.inputs)} - {*spec.gradients}))
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
@@ -108,7 +110,14 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 values = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else values[index] for index in order])
 
-    return lambda args: Compiled.apply(*args)[:results]
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        for at in unreached:
+            if isinstance(args[at], Tensor) and args[at].requires_grad:
+                args[at] = args[at].detach()
+        outputs: tuple[Any, ...] = Compiled.apply(*args)
+        return outputs[:results]
+
+    return call
 
 
 class _SecondDerivative(torch.autograd.Function):

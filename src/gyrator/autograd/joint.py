@@ -136,7 +136,8 @@ class _Fresh(torch.autograd.Function):
 def _backward(
     runner: "_Runner", recorder: Recorder, leaves: Sequence[Any], results: Sequence[Tensor]
 ) -> tuple[tuple[int, ...], list[Node | None]]:
-    """Runs backward from new tangents of `results`; positions of inputs with gradients, and the gradients' nodes."""
+    """Runs backward from new tangents of `results`; positions of inputs with gradients (all that require grad, if none
+    has one: then results do too), and the gradients' nodes."""
     tangents = []
     for number, result in enumerate(results):
         strides = tangent_strides(result)
@@ -151,8 +152,8 @@ def _backward(
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
     if [root.generation for root in roots] != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
-    nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
-    return tuple(wanted), nodes
+    found = {at: recorder.node_of(g) for at, g in zip(wanted, gradients, strict=True) if g is not None}
+    return tuple(found or wanted), [*found.values()] or [None] * len(wanted)
 
 
 class _Runner(Interpreter):

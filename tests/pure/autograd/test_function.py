@@ -77,6 +77,16 @@ def test_inputs_that_need_no_gradient_get_none() -> None:
     same_as_eager(lambda x, w: (x * w).sin(), torch.randn(4), leaf(4))
 
 
+def test_what_an_input_was_made_from_is_differentiated_only_where_the_input_is() -> None:
+    """A generator's step after a critic's: the critic's backward must not free what the generator saved."""
+    run, _ = compiled(lambda x, w: (x.detach() * w).sum())
+    a, w = leaf(4), leaf(4)
+    made = a.exp()
+    run(made, w).backward()
+    made.sum().backward()
+    assert torch.equal(w.grad, made.detach()) and torch.equal(a.grad, made.detach())
+
+
 def test_integer_and_detached_outputs_require_no_grad() -> None:
     run, _ = compiled(lambda x: (x.sin(), x.argmax(), x.cos().detach()))
     a, b, c = run(leaf(4))
