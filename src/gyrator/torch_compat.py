@@ -72,8 +72,7 @@ empty_strided_cuda: EmptyStrided = _guards._empty_strided_cuda
 """The same on the current GPU, from torch's caching allocator."""
 
 reinterpret: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = _guards._reinterpret_tensor
-"""(base, shape, strides, offset) → another tensor on the memory of `base`, `offset` elements after its first;
-autograd sees no view."""
+"""(base, shape, strides, offset) → a tensor on the memory of `base`, `offset` elements in; autograd sees no view."""
 
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether a profiler is recording in this thread."""
@@ -177,8 +176,7 @@ def shape_env_of(values: Iterable[object]) -> "ShapeEnv | None":
 
 
 def float_behind(fake: torch.Tensor) -> torch.SymFloat | None:
-    """The float of the user's program that capture passes as this 0-d tensor: what the program finds out about it
-    is guarded."""
+    """The float of the user's program that capture passes as this 0-d tensor; what is found out of it is guarded."""
     known = getattr(fake, "item_memo", None)
     return known if isinstance(known, torch.SymFloat) and known.node.hint is not None else None
 

@@ -149,13 +149,6 @@ def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Ten
     return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
 
 
-def _nan_to_num(x: Tensor, *numbers: float | None, **named: float | None) -> Tensor:
-    """nan_to_num(z) → nan_to_num of both parts of complex numbers, which torch's table refuses."""
-    if x.is_complex():
-        return torch.view_as_complex(torch.view_as_real(x).nan_to_num(*numbers, **named))
-    return _NAN_TO_NUM(x, *numbers, **named)
-
-
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
     """convolution(x, w, bias) → convolution(x, w) + bias on a GPU, where the library adds it in a pass of its own."""
     if bias is None or x.device.type != "cuda":
@@ -294,7 +287,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
-    aten.nan_to_num.default: _nan_to_num,
+    aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.polygamma.default: _polygamma,
     aten.round.decimals: _round_decimals,

@@ -110,12 +110,11 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 values = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else values[index] for index in order])
 
-    def call(args: list[Any]) -> tuple[Any, ...]:
+    def call(args: list[Any]) -> Any:
         for at in unreached:
             if isinstance(args[at], Tensor) and args[at].requires_grad:
                 args[at] = args[at].detach()
-        outputs: tuple[Any, ...] = Compiled.apply(*args)
-        return outputs[:results]
+        return Compiled.apply(*args)[:results]
 
     return call
 

@@ -79,8 +79,7 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
 
 
 def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
-    """Whether memory holds another value than a tensor has: one to be negated, or to be conjugated and `written`, or
-    none at all."""
+    """Whether a tensor's memory holds another value: one to be negated, to be conjugated if `written`, or none."""
     tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
     return any(t.is_neg() or is_zero(t) or (t.is_conj() and position in written) for position, t in tensors.items())
 

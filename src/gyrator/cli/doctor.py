@@ -25,8 +25,7 @@ from gyrator.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: what, what was found, what to do where something is wrong; ``absent``: it is missing, but
-    not needed."""
+    """One line of the report: what, what was found, what to do if that is wrong; ``absent``: missing, not needed."""
 
     topic: str
     found: str

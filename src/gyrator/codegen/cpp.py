@@ -251,8 +251,7 @@ class Loops(Expressions):
                 self._ends.clear()
 
     def _side(self, contract: Contract, view: View, batch: Sequence[Axis]) -> str:
-        """An operand by its first element and the distances of rows (of the right one: columns) and along k; or what
-        computes it."""
+        """An operand: its first element and the distances of rows (right: columns) and along k; or what computes it."""
         expr = contract.elements[view is contract.right] if contract.elements else None
         if expr is not None and not (isinstance(expr, Load) and expr.value is view.value):
             return self._computed(view, contract, expr)

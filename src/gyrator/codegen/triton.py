@@ -340,8 +340,7 @@ class Printer(Expressions):
         self.block.lines += broken(f"{function}({', '.join(arguments)})", WIDTH - 4)
 
     def _lanes(self, axis: Axis, start: str) -> str:
-        """Name the positions of a tile along ``axis``, the first one at ``start``, and the condition that they are
-        within."""
+        """Name the positions of a tile along ``axis`` from ``start`` on, and the condition that they are within."""
         lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
         text = f"{start} + {lanes}" if start else lanes
         name = self.named(Term(text, self.block.depth, frozenset((axis,))), axis.name, axis).text

@@ -547,8 +547,7 @@ def argument_alignment(
 
 
 def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
-    """The inputs that a wrapper may replace by an aligned copy: kernels read them, and nothing writes into
-    them or returns them."""
+    """Inputs that a wrapper may replace by an aligned copy: kernels read them, and nothing writes or returns them."""
     read = {v for step in plan.steps if isinstance(step, Launch) for v in step.args}
     written = {step.upon for step in plan.steps if isinstance(step, Allocate)}
     written |= {step.into.value for step in plan.steps if isinstance(step, Copy)}

@@ -15,8 +15,7 @@ DIRECT: Mapping[str, Callable[..., object]] = {
     for binding in (torch.mm, torch.addmm, torch.bmm, torch.baddbmm)
     for overload in ("default", "out")
 } | {"aten.convolution.default": torch.convolution}
-"""Operators with a binding of the same arguments, which takes half as long as the generic call (mm: 3.5
-against 6.7 us)."""
+"""Operators with a binding of the same arguments, which takes half as long (mm: 3.5 us against 6.7)."""
 
 
 def operator(name: str) -> Callable[..., object]:
@@ -44,8 +43,7 @@ def checked(
 ) -> torch.Tensor:
     """`result` if it lies in memory as promised; a copy that does if only its strides differ.
 
-    Kernels address memory by the promised strides, so a wrong promise would read elsewhere. With None for
-    strides nobody does.
+    Kernels address memory by the promised strides, so a wrong promise would read elsewhere. With None nobody does.
 
     Raises: OutputMismatch if the shape or dtype differ, or if it is no tensor."""
     if isinstance(result, torch.Tensor):

@@ -69,8 +69,7 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
 
 
 def _rows(nest: Nest, of_rows: Set[Value]) -> Cut | None:
-    """Of a loss, the sum for each row: it is computed where the row is at hand, as its maximum and the sum of its
-    exponentials are."""
+    """A loss's sum for each row, computed where the row is at hand, as its maximum and sum of exponentials are."""
     root = nest.root
     if not isinstance(root, Reduce) or not nest.on_gpu:
         return None

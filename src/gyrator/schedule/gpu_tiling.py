@@ -255,8 +255,7 @@ def _contiguous(position: Index, axis: Axis) -> bool:
 
 
 def streamed(kernel: Kernel) -> set[Value]:
-    """Values that reductions read once and of which a cache would keep little: they need not push out what other
-    kernels wrote there."""
+    """Values that reductions read once and a cache keeps little of: they need not push out what other kernels wrote."""
     if kernel.tiling is None or not any(isinstance(stage, Update) for stage in tree.walk_stages(kernel.body)):
         return set()
     found = {load.value: volume(load.value.shape) for load in tree.loads_in(kernel.body)}

@@ -41,8 +41,7 @@ class Built:
 
 
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None) -> Built:
-    """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that something outside
-    the group needs."""
+    """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that are needed outside it."""
     shape = choose_loops(group, stored) if gpu is None else gpu_loops(group, stored)
     writer = Writer(shape, stored, rule)
     body = writer.body()

@@ -343,8 +343,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
 
 # -- the order of products -----------------------------------------------------------------------------------
 def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
-    """The units with products moved up past neighbours where that holds less memory: first the one that ends what is
-    large.
+    """Units with products moved up past neighbours where that holds less memory: what ends a large value goes first.
 
     dx = mm(g, w);  dw = mm(gᵀ, y)   →   dw = mm(gᵀ, y);  dx = mm(g, w)    # dx may take the place of y"""
     order = list(units)

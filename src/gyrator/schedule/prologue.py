@@ -34,8 +34,7 @@ def producers(units: Sequence[Unit], shown: Collection[Value], *, on_gpu: bool) 
 
 
 def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Unit]) -> tuple[Group, ...]:
-    """The groups among ``made``, if they are still among ``units``, that make a product's operands and may be computed
-    in it."""
+    """The groups of ``made``, if still among ``units``, that make a product's operands and may be computed in it."""
     if product.ends is not None:
         return ()
     operands = (product.right,) if product.has_patches else (product.left, product.right)
