@@ -205,8 +205,7 @@ class _Planner:
         return True
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
-        for load in member.loads:
-            old = load.value
+        for old in dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads):
             if old in self._life.given or old in self._home or old in placed.values():
                 continue
             if not self._dies(old, here.position):
