@@ -224,3 +224,15 @@ def test_long_rows_that_are_read_once_need_no_registers_of_their_own(length: int
     plan, _ = plan_of(lambda x, words: F.cross_entropy(x.float(), words), (x, words), Gpu())
     assert categories(plan)[0] == wanted
     assert categories(plan_of(softmax, (x,), Gpu())[0]) == ["persistent"]
+
+
+def overlap(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    p, y = x.sigmoid(), (t > 0).float()
+    return (p * y).sum(-1), p.sum(-1) + y.sum(-1)
+
+
+def test_rows_that_are_only_added_up_are_read_once_and_split() -> None:
+    plan, _ = plan_of(overlap, (random(16, 1 << 15), random(16, 1 << 15)), Gpu())
+    assert categories(plan) == ["persistent", "persistent"]
+    plan, _ = plan_of(normalised, (random(16, 1 << 15),), Gpu())
+    assert categories(plan) == ["cooperative"]

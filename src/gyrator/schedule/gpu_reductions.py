@@ -52,8 +52,8 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     last ones are masked. Splits sums, products, extremes (with their numbers), what a softmax needs and, where it
     divides, variances. Refuses rows that programs can share within one launch and then need again: a sum alone is
     faster in two."""
-    by_rows, again = _read_by_rows(program), _read_again(program)
     of_rows = {v for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Reduce) for v in defines(n)}
+    by_rows, again = _read_by_rows(program), _read_again(program, of_rows)
 
     def cut(nest: Nest) -> Cut | None:
         root = nest.root
@@ -84,10 +84,12 @@ def _rows(nest: Nest, of_rows: Set[Value]) -> Cut | None:
     return Cut(tuple(outer), rows, ONE)
 
 
-def _read_again(program: Program) -> set[Value]:
-    """Values that several nests read: those that share their rows keep them."""
-    readers = Counter(value for node in program.nodes if isinstance(node, Nest) for value in uses(node))
-    return {value for value, count in readers.items() if count > 1}
+def _read_again(program: Program, of_rows: Set[Value]) -> set[Value]:
+    """Values that several nests read, not all to add up or compare at once: programs that share rows keep them."""
+    nests = [node for node in program.nodes if isinstance(node, Nest)]
+    at_once = [n for n in nests if isinstance(n.root, Reduce) and n.root.kind in SIMPLE and not uses(n) & of_rows]
+    readers, reducers = (Counter(value for nest in some for value in uses(nest)) for some in (nests, at_once))
+    return {value for value, count in readers.items() if count > max(reducers[value], 1)}
 
 
 def _read_by_rows(program: Program) -> dict[Value, int]:
