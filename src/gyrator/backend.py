@@ -48,7 +48,6 @@ def compile_program(
     weights are constants, and those of this call are the set number `sets`.
 
     The callable's attribute `wrappers` has the files of its graphs' programs."""
-    torch_compat.guard_parameters()
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
     traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
@@ -210,6 +209,7 @@ class Backend:
         """Compile a captured graph of torch operators, its backward included.
 
         Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled."""
+        torch_compat.guard_parameters()
         config = Config.from_options(mode, options)
         if any(isinstance(example, FakeTensor) for example in example_inputs):
             return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory

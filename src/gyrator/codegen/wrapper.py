@@ -209,8 +209,7 @@ class _Wrapper:
         self.derive()
 
     def derive(self) -> None:
-        """Write the derived sizes whose parts are known by now: those read off inputs come first, and no other is a
-        part of one."""
+        """Write derived sizes whose parts are known by now, first those read off inputs; no other is a part of one."""
         for derived in list(self.waiting):
             given = f"{self.name(self.by_name[derived.source])}." if derived.source else ""
             if given or self.unbound.isdisjoint(re.findall(r"\w+", derived.text)):

@@ -4,6 +4,7 @@ It runs programs with torch operators only, a nest at a time, whole grids at onc
 obviously right, not fast: every pass and every backend is compared with it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -46,18 +47,20 @@ def run_program(
 
     Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program
     itself is wrong; ValueError where inputs do not fit the program."""
-    machine = _Machine({}, {}, externs or {})
-    machine.bind(program, inputs, constants or {})
-    for node in program.nodes:
-        if isinstance(node, Nest):
-            machine.nest(node)
-        else:
-            machine.extern(node)
-    outputs = tuple(machine.arg(o, {}) for o in program.outputs)
-    numbers = {given.value for given in program.inputs if given.complex}
-    changed = [(u.target in numbers, machine.view(u.value, {})) for u in program.updates]
-    updates = tuple([torch.view_as_complex(new) if pairs else new for pairs, new in changed])
-    return Run(outputs, updates, {v.name: t for v, t in machine.values.items()})
+    gpu = next((given.device for given in inputs if isinstance(given, Tensor) and given.is_cuda), None)
+    with gpu or nullcontext():  # where what is computed lies, too
+        machine = _Machine({}, {}, externs or {})
+        machine.bind(program, inputs, constants or {})
+        for node in program.nodes:
+            if isinstance(node, Nest):
+                machine.nest(node)
+            else:
+                machine.extern(node)
+        outputs = tuple(machine.arg(o, {}) for o in program.outputs)
+        numbers = {given.value for given in program.inputs if given.complex}
+        changed = [(u.target in numbers, machine.view(u.value, {})) for u in program.updates]
+        updates = tuple([torch.view_as_complex(new) if pairs else new for pairs, new in changed])
+        return Run(outputs, updates, {v.name: t for v, t in machine.values.items()})
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from gyrator.schedule.plan import Allocate, Call, Free, Join, Launch, Plan, Step
 def check_plan(plan: Plan) -> None:
     """Check that each step reads what was written before, and neither freed nor overwritten since by what was placed
     upon it; that what lies within a value has ended when a step names that value, or is joined to it, and does not
-    meet there; that a name is given and freed once, and that outputs, and inputs that nobody reads, are all that is
-    left.
+    meet there; that a name is given and freed once; that only outputs, and inputs that nobody reads, are left.
 
     Raises: InternalCheckError naming the first step that breaks a rule, and the user's line."""
     checker = _Checker(plan)
