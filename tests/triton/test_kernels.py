@@ -353,6 +353,13 @@ def test_what_is_large_and_read_for_the_last_time_does_not_stay_in_the_cache(row
     assert "evict_first" not in print_triton(first).source
 
 
+@pytest.mark.parametrize(("rows", "fn"), [(1 << 18, lambda x: x.sum(-1)), (1 << 14, lambda x: x.softmax(-1))])
+def test_what_is_very_large_or_leads_to_as_much_is_read_as_usual(rows: int, fn: Callable[..., Any]) -> None:
+    """Such kernels are slower with a hint to the cache."""
+    (kernel,) = gpu_plan(on_gpu(lowered(fn, torch.empty(rows, 1024, device="meta")).program)).kernels
+    assert "evict_first" not in print_triton(kernel).source
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_places_between_pixels_are_computed_in_32_bits(mode: str, interpreter: Worker, tmp_path: Path) -> None:
     """Without checks, too: they are clamped."""

@@ -12,7 +12,7 @@ from gyrator.ir import tree
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
-from gyrator.ir.volume import at_most, iterations, volume
+from gyrator.ir.volume import at_most, bytes_of, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 
 MAX_INDEX = 1 << 31
@@ -27,8 +27,8 @@ WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
 MANY_ACCESSES = 6
 """From which on, as for a pooling window, a thread that handles fewer elements waits less."""
-STREAMED = 1 << 25
-"""Bytes of a value of which the L2 cache of an H100, of 50 MiB, keeps too little for it to be read there again."""
+STREAMED = range(1 << 25, (1 << 28) + 1)
+"""Bytes of values of which an L2 cache of 50 MiB keeps too little for a second read; hints slow larger ones down."""
 SHORT_COLUMN = 512
 
 
@@ -255,11 +255,14 @@ def _contiguous(position: Index, axis: Axis) -> bool:
 
 
 def streamed(kernel: Kernel) -> set[Value]:
-    """Values that reductions read once and a cache keeps little of: they need not push out what other kernels wrote."""
-    if kernel.tiling is None or not any(isinstance(stage, Update) for stage in tree.walk_stages(kernel.body)):
+    """Values that reductions read once and a cache keeps little of: they need not push out what other kernels wrote.
+    None where as much is written, which pushes that out anyway."""
+    reduces = any(isinstance(stage, Update) for stage in tree.walk_stages(kernel.body))
+    writes = any(param.written and bytes_of(param.value) >= STREAMED.start for param in kernel.params)
+    if kernel.tiling is None or not reduces or writes:
         return set()
-    found = {load.value: volume(load.value.shape) for load in tree.loads_in(kernel.body)}
-    return {v for v, n in found.items() if n * v.dtype.itemsize >= STREAMED and n >= kernel.tiling.hint}
+    read = {load.value for load in tree.loads_in(kernel.body)}
+    return {v for v in read if bytes_of(v) in STREAMED and volume(v.shape) >= kernel.tiling.hint}
 
 
 # -- looking -----------------------------------------------------------------------------------------------

@@ -420,8 +420,7 @@ def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Lo
 
         m[i] = f(old[i]); p[i] = g(old[i])   →   let m = f(old[i]); let p = g(old[i]); m[i] = %m; p[i] = %p
 
-    What combines with memory, and what goes to scratch ``rows`` that later stages read, stays in its order
-    between the two."""
+    What combines with memory, or goes to scratch ``rows`` that later stages read, stays in order between both."""
     if len(stages) < 2:
         return stages
     named: dict[Expr, Ref] = {s.expr: s.name for s in stages if isinstance(s, Let)}
