@@ -1,11 +1,12 @@
-"""One of two processes of the distributed tests: ``python -m tests.cpu.distributed_worker RANK STORE WAY``
-trains a model that the processes share in one way, and prints how far its gradients are from those of one process.
+"""One of two processes of the distributed tests: ``python -m tests.cpu.distributed_worker RANK STORE CHECK``
+prints how far what a check computes is from what one process or eager does.
 """
 
 import copy
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -66,25 +67,20 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> nn.Module:
     return torch.compile(model, backend=BACKEND)
 
 
-WAYS: dict[str, Callable[[Model, DeviceMesh], nn.Module]] = {
-    way.__name__: way for way in (replicated, sharded, sharded_whole, tensor_parallel)
-}
-
-
 def apart(found: Tensor, expected: Tensor) -> float:
     """The largest error, as a share of the largest element; DTensors are gathered."""
     whole = [t.detach().full_tensor() if isinstance(t, DTensor) else t.detach() for t in (found, expected)]
     return float((whole[0] - whole[1]).abs().max() / whole[1].abs().max())
 
 
-def training(way: str, rank: int, mesh: DeviceMesh) -> float:
-    """The error of gradients."""
+def training(way: Callable[[Model, DeviceMesh], nn.Module], rank: int, mesh: DeviceMesh) -> float:
+    """The error of gradients of a model that the processes share in some way."""
     torch.manual_seed(0)
     alone = Model().to(mesh.device_type)
-    model = WAYS[way](copy.deepcopy(alone), mesh)
+    model = way(copy.deepcopy(alone), mesh)
     parts = [batch(k, mesh.device_type) for k in range(WORLD)]
     (sum(map(alone, parts)) / WORLD).backward()
-    loss = sum(map(model, parts)) / WORLD if way == "tensor_parallel" else model(parts[rank])
+    loss = sum(map(model, parts)) / WORLD if way is tensor_parallel else model(parts[rank])
     loss.backward()
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
     return max(apart(found.grad, expected.grad) for found, expected in pairs)
@@ -122,15 +118,20 @@ def optimizer(rank: int, mesh: DeviceMesh) -> float:
     return max(map(apart, *reversed(found)))
 
 
-def main(rank: int, store: str, way: str) -> None:
+CHECKS: dict[str, Callable[[int, DeviceMesh], float]] = {
+    **{way.__name__: partial(training, way) for way in (replicated, sharded, sharded_whole, tensor_parallel)},
+    **{check.__name__: check for check in (distributed_function, optimizer)},
+}
+
+
+def main(rank: int, store: str, check: str) -> None:
     device = "cuda" if torch.cuda.device_count() >= WORLD else "cpu"
     if device == "cuda":
         torch.cuda.set_device(rank)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=WORLD, store=dist.FileStore(store, WORLD))
     mesh = init_device_mesh(device, (WORLD,))
-    others = {"distributed_function": distributed_function, "optimizer": optimizer}
-    print(others[way](rank, mesh) if way in others else training(way, rank, mesh), flush=True)
+    print(CHECKS[check](rank, mesh), flush=True)
     sys.stdin.read()  # no process leaves while the other may still hear from it
     os._exit(0)
 

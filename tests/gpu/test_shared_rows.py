@@ -88,6 +88,8 @@ def test_integers_are_exact() -> None:
     found = compiled(function)(x)
     assert shared() == 1
     assert all(map(torch.equal, found, function(x)))
+    found = compiled(lambda x: (x.sum(-1), x.amax(-1), (x > 5).sum(-1)))(x)
+    assert all(map(torch.equal, found, (x.sum(-1), x.amax(-1), (x > 5).sum(-1))))
 
 
 def test_rows_and_their_numbers_are_updated_in_place() -> None:

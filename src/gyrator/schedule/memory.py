@@ -22,17 +22,15 @@ from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, pro
 from gyrator.schedule.templated import build_templated, contract_of, product_group
 
 _COLLECTIVES = ("_c10d_functional", "_dtensor", "symm_mem")
-"""How the names of operators begin that processes run together, in the background."""
+"""How the names of operators begin that may still run when their call has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When each value is last read, as a position among the units; outputs and pending updates live to the end.
-    Nothing else is placed upon what is ``given``: by the caller, or to a collective or by it, which may still run."""
+    """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
 
     last: Mapping[Value, int]
     forever: frozenset[Value]
-    given: frozenset[Value]
 
     def dies_at(self, value: Value, position: int) -> bool:
         """Whether nothing reads the value after that position."""
@@ -72,6 +70,10 @@ class _Planner:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = life_of(program, units)
+        collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
+        self._sent = {value for call in collectives for value in (*uses_of(call), *defines_of(call))}
+        given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
+        self._kept = given | self._sent
         self._outputs = output_values(program.outputs)
         self._updates = {u.value.value: u for u in program.updates if u.value.is_full}
         self._becomes = _becomes(program, self._updates)
@@ -174,7 +176,7 @@ class _Planner:
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
-            dies = base not in self._life.given and self._dies(base, position)
+            dies = base not in self._kept and self._dies(base, position)
             home = self._home.get(base, base)
             if (home is base or dies) and (self._updates_input(home, value, position) or (dies and home is base)):
                 yield Allocate(value, base)
@@ -197,7 +199,7 @@ class _Planner:
         if update is None or update.target is not target or value in self._outputs or target in self._outputs:
             return False
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
-        if elsewhere or self._life.last.get(target, -1) > position:
+        if elsewhere or target in self._sent or self._life.last.get(target, -1) > position:
             return False
         if update.value.value is value:
             self._updated.add(update)
@@ -206,7 +208,7 @@ class _Planner:
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         for old in dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads):
-            if old in self._life.given or old in self._home or old in placed.values():
+            if old in self._kept or old in self._home or old in placed.values():
                 continue
             if not self._dies(old, here.position):
                 continue
@@ -295,10 +297,7 @@ def life_of(program: Program, units: Sequence[Unit]) -> Life:
     """When each value is last read, if the units run in this order."""
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
     forever = shown_values(program) | {update.target for update in program.updates}
-    given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
-    collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
-    sent = (value for call in collectives for value in (*uses_of(call), *defines_of(call)))
-    return Life(last, forever, frozenset(given.union(sent)))
+    return Life(last, forever)
 
 
 def _same_memory(a: Value, b: Value) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from gyrator import autograd
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending, interpret
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from tests.processes import lines_of_two
 from tests.pure.autograd.ddp_worker import batch, build
 from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager
 
@@ -303,21 +301,7 @@ def test_a_gradient_scaler_steps() -> None:
 
 @pytest.mark.slow
 def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.pure.autograd.ddp_worker"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    printed = [worker.stdout.readline() for worker in workers if worker.stdout]
-    for worker in workers:
-        worker.communicate(timeout=180)
+    printed = lines_of_two("tests.pure.autograd.ddp_worker", tmp_path)
     model = build()
     (sum(model(batch(rank)).square().sum() for rank in range(2)) / 2).backward()
     for text in printed:
