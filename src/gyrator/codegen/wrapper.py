@@ -21,10 +21,11 @@ move. Run as a script it calls itself on random inputs and prints the time. So d
 with the option `benchmark_kernel`."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 
@@ -39,7 +40,7 @@ from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
-from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step
+from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view
 from gyrator.schedule.products import product_of
 
 _RESERVED = (
@@ -51,7 +52,6 @@ _RESERVED = (
 _FOR_VIEWS = frozenset(map(str, COPIES.values()))
 """Operators that may stand for a view; their results get its strides, which are not their own."""
 
-_FREES_PER_LINE = 6
 _FRAME = Path(__file__).with_name("wrapper.txt").read_text("utf-8")
 _KERNEL_FRAME = Path(__file__).with_name("kernel_script.txt").read_text("utf-8")
 
@@ -66,6 +66,9 @@ class BuiltKernel:
     symbol: str
     sites: tuple[tuple[int | None, Origin | None], ...] = ()
 
+
+_Window = tuple[Value, torch.dtype, tuple[Index, ...], tuple[Index, ...], Index]
+"""A place in the memory of the first value there."""
 
 Kernels = Mapping[str, BuiltKernel | TritonKernel]
 """The kernels of a plan by their names there."""
@@ -107,11 +110,17 @@ class _Wrapper:
         self.unbound = {size.name for size in (*given, *(d.size for d in plan.derived), *read)}
         self.names = Names((*_RESERVED, *self.unbound))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
+        self.bound: list[str] = []  # lines before `call`
         self.lines: list[str] = []
         self.waiting = list(plan.derived)
-        launches = Counter(v for s in plan.steps if isinstance(s, Launch) for v in s.args)
-        self.often = {v for v, count in launches.items() if count > 1}
-        self.kept = frozenset(c.value for c in plan.constants)
+        self.owners = plan.owners()
+        self.launched = Counter(self.memory(v) for s in plan.steps if isinstance(s, Launch) for v in s.args)
+        self.viewed = Counter(map(self.window, _inner_views(plan)))
+        self.constants = frozenset(c.value for c in plan.constants)
+        # by the value that was first in a memory: how many values there are not freed, and the variables that hold it
+        self.alive = Counter[Value]()
+        self.holders: dict[Value, list[str]] = defaultdict(list)
+        self.windows: dict[_Window, str] = {}
         self.pointers: dict[Value, str] = {}
         self.copies: dict[Value, str] = {}
         self.freeing: list[str] = []
@@ -130,6 +139,8 @@ class _Wrapper:
                 self.flush()
             self.step(step)
         self.flush()
+        self.viewed.clear()  # the caller gets tensors of its own
+        self.windows.clear()
         self.emit(f"return {tuple_of(self.argument(o, {}) for o in self.plan.outputs)}")
         body = "\n".join(f"        {line}" for line in self.lines)
         lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
@@ -162,6 +173,7 @@ class _Wrapper:
             v = constant.value
             where = f"{tuple_of(v.shape)}, {tuple_of(v.strides)}, {v.dtype}"
             lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
+        lines += self.bound
         origins = {k.name: k.origins for k in self.plan.kernels}
         for step in self.plan.steps:
             if isinstance(step, Launch):
@@ -183,13 +195,36 @@ class _Wrapper:
         sites = [f"    ({size}, {where and astuple(where)})," for size, where in built.sites]
         return [f"{head}, (", *sites, "))"]
 
+    # -- memories --------------------------------------------------------------------------------------------
+    def memory(self, value: Value) -> Value:
+        """The value that was first in a value's memory."""
+        return self.owners.get(value, value)
+
+    def window(self, view: View) -> _Window:
+        dtype = view.dtype or view.value.dtype
+        return self.memory(view.value), dtype, view.shape, view.strides, view.offset
+
+    def hold(self, value: Value) -> str:
+        """The variable that a value gets here. It stays while any value of its memory does."""
+        memory, name = self.memory(value), self.name(value)
+        self.alive[memory] += 1
+        self.holders[memory].append(name)
+        self.windows.setdefault(self.window(full_view(value)), name)
+        return name
+
+    def free(self, value: Value) -> None:
+        memory = self.memory(value)
+        self.alive[memory] -= 1
+        if not self.alive[memory]:
+            self.freeing += self.holders.pop(memory)
+
     # -- inputs and sizes ------------------------------------------------------------------------------------
     def unpack(self) -> None:
         names, changed = [], []
         for given in self.plan.inputs:
             name = "_" if given.size is None else given.size.name
             if (value := given.value) is not None:
-                name = self.name(value)
+                name = self.hold(value)
                 if given.number:
                     changed.append(f"{name} = torch.tensor({name}, dtype={value.dtype})")
                 if given.complex:
@@ -224,30 +259,27 @@ class _Wrapper:
     def step(self, step: Step) -> None:
         match step:
             case Allocate(value, None):
-                self.emit(f"{self.name(value)} = {self.fresh(value)}")
+                self.emit(f"{self.hold(value)} = {self.fresh(value)}")
             case Allocate(value, Value() as upon, None):
-                self.emit(f"{self.name(value)} = {self.view(View(upon, value.shape, value.strides, ZERO))}  # in place")
-                if upon in self.pointers:
-                    self.pointers[value] = self.pointers[upon]
-                    self.often.add(value)
+                there = self.view(View(upon, value.shape, value.strides, ZERO))
+                self.emit(f"{self.hold(value)} = {there}  # in place")
             case Allocate(value, Value() as upon, Index() as offset, needs):
                 there = self.view(View(upon, value.shape, value.strides, offset))
                 if needs is not None:
                     there += f" if {needs} <= {upon.nbytes} else {self.fresh(value)}"
-                self.emit(f"{self.name(value)} = {there}  # not written yet")
+                self.emit(f"{self.hold(value)} = {there}  # not written yet")
             case Launch():
                 self.launch(step)
             case Call():
                 self.call(step)
             case Copy(into, source):
                 self.emit(f"{self.view(into)}.copy_({self.view(source)})")
-            case Free(value) if value not in self.kept:
-                self.freeing.append(self.name(value))
+            case Free(value) if value not in self.constants:
+                self.free(value)
 
     def flush(self) -> None:
         """Write the frees collected so far."""
-        for start in range(0, len(self.freeing), _FREES_PER_LINE):
-            self.emit(f"del {', '.join(self.freeing[start : start + _FREES_PER_LINE])}")
+        self.lines += [f"del {line.removesuffix(',')}" for line in wrap(", ".join(self.freeing), WIDTH - 12)]
         self.freeing.clear()
 
     def fresh(self, value: Value) -> str:
@@ -304,13 +336,13 @@ class _Wrapper:
 
     def pointer(self, value: Value) -> str:
         """The address of a value; kept in a variable where several launches need it."""
-        text = f"{self.name(value)}.data_ptr()"
-        if value not in self.often:
+        text, memory = f"{self.name(value)}.data_ptr()", self.memory(value)
+        if self.launched[memory] == 1:
             return text
-        if value not in self.pointers:
-            self.pointers[value] = self.names.fresh(f"{self.name(value)}_ptr")
-            self.emit(f"{self.pointers[value]} = {text}")
-        return self.pointers[value]
+        if memory not in self.pointers:
+            self.pointers[memory] = self.names.fresh(f"{self.name(value)}_ptr")
+            self.emit(f"{self.pointers[memory]} = {text}")
+        return self.pointers[memory]
 
     # -- operators -------------------------------------------------------------------------------------------
     def call(self, step: Call) -> None:
@@ -349,7 +381,7 @@ class _Wrapper:
         found = {value: place for value, place in both if value is not None}
         self.bind_scalars(extern, found, [place for value, place in both if value is None])
         for value, place in found.items():
-            self.emit(f"{self.name(value)} = {self.checked(value, place, extern.op)}")
+            self.emit(f"{self.hold(value)} = {self.checked(value, place, extern.op)}")
         if name:
             self.emit(f"del {name}")
 
@@ -392,9 +424,22 @@ class _Wrapper:
             return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"
         if view.is_full:
             return self.name(view.value)
+        window = self.window(view)
+        if window in self.windows:
+            return self.windows[window]
         where = f"{tuple_of(view.shape)}, {tuple_of(view.strides)}, {view.offset}"
-        window = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
-        return window if view.dtype in (None, view.value.dtype) else f"{window}.view({view.dtype})"
+        text = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
+        text = text if view.dtype in (None, view.value.dtype) else f"{text}.view({view.dtype})"
+        constant = view.value in self.constants
+        if self.viewed[window] < (1 if constant else 2):
+            return text
+        self.windows[window] = name = self.names.fresh(f"{self.name(view.value)}_view")
+        if constant:
+            self.bound.append(f"{name} = {text}")
+        else:
+            self.holders[self.memory(view.value)].append(name)
+            self.emit(f"{name} = {text}")
+        return name
 
     # -- the script ------------------------------------------------------------------------------------------
     def made_input(self, given: Input, ranges: Mapping[Value, tuple[str, Index]]) -> str:
@@ -414,6 +459,18 @@ def gpu_of(plan: Plan) -> torch.device | None:
     values += [s.value for s in plan.steps if isinstance(s, Allocate)]
     values += [i.value for i in plan.inputs if i.value is not None]
     return next((v.device for v in values if v.device.type == "cuda"), None)
+
+
+def _inner_views(plan: Plan) -> Iterator[View]:
+    """The views that steps name. Those among outputs are the caller's own."""
+    for step in plan.steps:
+        match step:
+            case Allocate(value, Value() as upon, None):
+                yield View(upon, value.shape, value.strides, ZERO)
+            case Call(extern):
+                yield from views(extern)
+            case Copy(into, source):
+                yield from (into, source)
 
 
 def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:

@@ -22,7 +22,7 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Guest:
+class Guest:
     """A value whose memory is in use, under whatever names, from step `start` to step `end`."""
 
     value: Value
@@ -42,8 +42,8 @@ def overlay(plan: Plan) -> Plan:
     if host is None or host.device.type != "cpu":
         return plan
     before = plan.steps[: fresh[host]]
-    guests = [guest for guest in _guests(before) if guest.value.dtype == host.dtype and _is_known(guest.value)]
-    lies = _overlaid(guests, host)
+    found = [guest for guest in guests(before) if guest.value.dtype == host.dtype and _is_known(guest.value)]
+    lies = _overlaid(found, host)
     if not lies:
         return plan
     steps = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
@@ -51,8 +51,8 @@ def overlay(plan: Plan) -> Plan:
     for at, step in enumerate(steps):
         if isinstance(step, Allocate) and step.value in lies:
             steps[at] = lies[step.value]
-    found = replace(plan, steps=tuple(steps))
-    return found if _peak(found) <= 1.01 * _peak(plan) else plan
+    laid = replace(plan, steps=tuple(steps))
+    return laid if _peak(laid) <= 1.01 * _peak(plan) else plan
 
 
 def _bytes(value: Value) -> int:
@@ -69,7 +69,7 @@ def _peak(plan: Plan) -> int:
     return max((total for total, _ in held(plan, _bytes)), default=0)
 
 
-def _guests(steps: Sequence[Step]) -> Iterator[_Guest]:
+def guests(steps: Sequence[Step]) -> Iterator[Guest]:
     """What is allocated and freed within these steps, in the order in which it is freed. What an operator returns may
     lie in the memory of its arguments, as the result of a branch does that returns its operand."""
     lies: dict[Value, Collection[Value]] = {}  # by each name the first values in its memory
@@ -89,15 +89,15 @@ def _guests(steps: Sequence[Step]) -> Iterator[_Guest]:
                 for memory in lies.pop(value, ()):
                     names[memory] -= 1
                     if not names[memory]:
-                        yield _Guest(memory, start[memory], at)
+                        yield Guest(memory, start[memory], at)
         lies |= new
         names.update(memory for memories in new.values() for memory in memories)
 
 
-def _overlaid(guests: Iterable[_Guest], host: Value) -> dict[Value, Allocate]:
+def _overlaid(guests: Iterable[Guest], host: Value) -> dict[Value, Allocate]:
     """Each guest in the lowest gap between those there at the same time. One that fits in no gap is left out."""
     lies: dict[Value, Allocate] = {}
-    here: list[tuple[_Guest, Index, Index]] = []  # those there now, from which byte and to which
+    here: list[tuple[Guest, Index, Index]] = []  # those there now, from which byte and to which
     room = host.nbytes
     for guest in sorted(guests, key=lambda guest: guest.start):
         here = [place for place in here if place[0].end > guest.start]

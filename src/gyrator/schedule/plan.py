@@ -31,10 +31,10 @@ from gyrator.origin import Origin
 class Allocate:
     """Name the memory of ``value``: its own, with undefined contents, or that of ``upon`` with its contents.
 
-    The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
-    step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates). With an ``offset``
-    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended,
-    or joined of such; in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own."""
+    The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the step
+    that defines ``value`` is the last to read it, if any is (an elementwise kernel, an op that mutates). With an
+    ``offset`` in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value``
+    has ended, or joined of such; in a call where ``upon`` has fewer bytes than it ``needs``, its memory is its own."""
 
     value: Value
     upon: Value | None = None
@@ -150,6 +150,11 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 names.update(new)
                 total += sum(map(size_of, new))
                 yield total, names.keys()
+
+
+def runs(step: Step) -> bool:
+    """Whether a step does something, and so is one that :func:`held` tells of."""
+    return isinstance(step, Launch | Call | Copy | Join)
 
 
 def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:

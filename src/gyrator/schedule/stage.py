@@ -26,6 +26,7 @@ from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.products import Ask, Unit
+from gyrator.schedule.reuse import reuse
 from gyrator.schedule.scatter import scatters_to_selects, scatters_to_sums
 from gyrator.schedule.split import split_reductions
 from gyrator.schedule.windows import unroll_windows
@@ -115,6 +116,8 @@ def schedule(
             plan = combine(plan)
         if overlays and config.inplace:
             plan = overlay(plan)
+        if gpu is not None and config.inplace:
+            plan = reuse(plan)
     if config.check != "off":
         with session.stage("check plan"):
             for kernel in plan.kernels:

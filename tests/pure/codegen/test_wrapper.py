@@ -232,6 +232,32 @@ def test_constants_survive_their_last_use() -> None:
     assert torch.equal(call([])[0], call([])[0])
 
 
+def turned(v: Value) -> View:
+    return View(v, v.shape[::-1], v.strides[::-1], ZERO)
+
+
+def test_a_view_that_several_calls_read_is_made_once_and_ends_with_its_memory() -> None:
+    x, y = value("x", 2, 3), value("y", 2, 3)
+    outs = [value(f"out{k}", 3, 2) for k in range(3)]
+    calls = [Call(Extern((out,), "aten.neg.default", (turned(v),))) for out, v in zip(outs, (x, x, y), strict=True)]
+    steps = (*calls[:2], Allocate(y, x), Free(x), calls[2], Free(y))
+    text, call = bound(Plan("g", (Input(x),), steps, tuple(map(full_view, outs)), ()))
+    given = torch.randn(2, 3)
+    assert all(torch.equal(out, -given.T) for out in call([given]))
+    assert text.count("reinterpret(x") == 1 and "reinterpret(y" not in text
+    assert text.count("(x_view)") == 3 and text.rindex("(x_view)") < text.index("del x, x_view, y")
+
+
+def test_views_of_constants_that_calls_read_are_made_before_the_first_call_and_those_that_leave_in_each() -> None:
+    c, out = value("c", 2, 3), value("out", 3, 2)
+    steps = (Call(Extern((out,), "aten.neg.default", (turned(c),))), Free(c))
+    plan = Plan("g", (), steps, (full_view(out), turned(c)), (), (Constant(c, "key"),))
+    text, call = bound(plan, {"key": torch.randn(2, 3)})
+    assert text.index("c_view = reinterpret(c, (3, 2)") < text.index("def call")
+    (first, shown), (second, again) = call([]), call([])
+    assert torch.equal(first, second) and torch.equal(first, -shown) and shown is not again
+
+
 def test_names_are_legal_and_do_not_collide() -> None:
     x, y = value("class", 4), value("s0", S.index())
     z = value("torch", 4)
