@@ -19,19 +19,7 @@ from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.pycode import PythonCodePrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import (
-    ONE,
-    UNBOUNDED,
-    ZERO,
-    Index,
-    Size,
-    const,
-    evaluate,
-    exact_quotient,
-    is_nonnegative,
-    maximum,
-    minimum,
-)
+from gyrator.ir.index import UNBOUNDED, Index, Size, const, evaluate, exact_quotient, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Derived
 from gyrator.ir.volume import rounded_hint
 from gyrator.torch_compat import functions_of_numbers, symbol_hint
@@ -63,7 +51,7 @@ class Symbols:
         expr = x.node.expr
         new = expr not in self._indices and expr.args
         if new and x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1):
-            self._indices[expr] = ONE  # as a guard may say of ``s // 2``: it broadcasts then, and must say so
+            self._indices[expr] = const(1)  # as a guard may say of ``s // 2``: it broadcasts then, and must say so
         return self.from_sympy(expr)
 
     def nonnegative(self, index: Index) -> bool:
@@ -98,7 +86,7 @@ class Symbols:
         name = type(expr).__name__
         if name == "Max" and sympy.S.One in expr.args and len(expr.args) == 2:  # as in strides, for sizes of 0
             (size,) = (self.from_sympy(a) for a in expr.args if a != 1)
-            return size if self.nonnegative(size - 1) else maximum(ONE, size)
+            return size if self.nonnegative(size - 1) else maximum(const(1), size)
         if name in _ROUNDING:
             return self._rounded_quotient(name, expr.args[0])
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
@@ -172,7 +160,7 @@ def _floordiv(num: Index, den: Index) -> Index | None:
 
 def _power(base: Index, exponent: Index) -> Index | None:
     times = exponent.value
-    return None if times is None or not 0 <= times <= 8 else reduce(Index.__mul__, [base] * times, ONE)
+    return None if times is None or not 0 <= times <= 8 else reduce(Index.__mul__, [base] * times, const(1))
 
 
 def _shifted(index: Index, by: Index, apply: Callable[[Index, int], Index]) -> Index | None:
@@ -181,8 +169,8 @@ def _shifted(index: Index, by: Index, apply: Callable[[Index, int], Index]) -> I
 
 
 _RULES: Mapping[str, Rule] = {
-    "Add": lambda *args: reduce(Index.__add__, args, ZERO),
-    "Mul": lambda *args: reduce(Index.__mul__, args, ONE),
+    "Add": lambda *args: reduce(Index.__add__, args),
+    "Mul": lambda *args: reduce(Index.__mul__, args),
     **dict.fromkeys(("FloorDiv", "CleanDiv"), _floordiv),
     **dict.fromkeys(("Mod", "PythonMod"), lambda a, b: a % b if is_nonnegative(b - 1) else None),
     "Max": lambda *args: reduce(maximum, args),
