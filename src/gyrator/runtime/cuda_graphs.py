@@ -8,7 +8,7 @@ What forward saves for backward is not copied: it stays in forward's recording, 
 While somebody holds what an earlier call saved, as two forwards before a backward do, calls run as usual."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,9 @@ import torch
 
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
 from gyrator.ir.evaluate import copy_into, unrepeated
-from gyrator.ir.expr import Value
-from gyrator.ir.program import Item, arguments, views
+from gyrator.ir.program import Item, arguments
 from gyrator.runtime.externs import operator
-from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
+from gyrator.schedule.plan import Call, Plan, touched
 from gyrator.torch_compat import copy_all, storage_holders
 
 Record = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
@@ -41,20 +40,16 @@ def recordable(plan: Plan, info: GraphInfo) -> bool:
     draws = torch.Tag.nondeterministic_seeded  # may be recorded: torch's generator goes on at each replay
     if any(extern.effects and draws not in getattr(operator(extern.op), "tags", ()) for extern in externs):
         return False
-    values = [v for step in plan.steps for v in _values(step)]
-    return bool(values) and all(value.device.type == "cuda" for value in values)
-
-
-def _values(step: Step) -> Iterator[Value]:
-    match step:
-        case Allocate(value):
-            yield value
-        case Launch(_, args):
-            yield from args
-        case Call(extern):
-            values = [*(view.value for view in views(extern)), *(value for value in extern.out if value is not None)]
-            # the state of attention's generator, a number, lies on the GPU where calls are recorded
-            yield from (v for v in values if v.dtype.is_floating_point or "_attention" not in extern.op)
+    kernels = {kernel.name: kernel for kernel in plan.kernels}
+    used = [
+        value
+        for step in plan.steps
+        for values in touched(step, kernels)
+        for value in values
+        # the state of attention's generator, a number, lies on the GPU where calls are recorded
+        if value.dtype.is_floating_point or not (isinstance(step, Call) and "_attention" in step.extern.op)
+    ]
+    return bool(used) and all(value.device.type == "cuda" for value in used)
 
 
 @dataclass(frozen=True, slots=True)
