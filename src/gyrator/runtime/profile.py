@@ -3,7 +3,6 @@
 import atexit
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -58,27 +57,23 @@ class BandwidthProfile:
     """What kernels of real runs take, added up by name, for one process. Printed when the process ends."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._bytes: dict[str, int] = {}
         self._times: dict[str, list[float]] = {}
 
     def expect(self, traffic: Mapping[str, int]) -> None:
         """Bytes that one launch of each kernel moves."""
-        with self._lock:
-            if not self._bytes:
-                atexit.register(self.print)
-            self._bytes |= traffic
+        if not self._bytes:
+            atexit.register(self.print)
+        self._bytes |= traffic
 
     def note(self, name: str, seconds: float) -> None:
-        """A kernel ran."""
+        """A kernel ran, in any thread."""
         if name in self._bytes:
-            with self._lock:
-                self._times.setdefault(name, []).append(seconds)
+            self._times.setdefault(name, []).append(seconds)
 
     def print(self) -> None:
         """Write a line for each kernel to stderr, the one that took most time in all first."""
-        with self._lock:
-            order = sorted(self._times.items(), key=lambda item: -sum(item[1]))
+        order = sorted(self._times.items(), key=lambda item: -sum(item[1]))
         lines = [bandwidth_line(name, statistics.median(times), self._bytes[name], len(times)) for name, times in order]
         print("\n".join(["gyrator: bandwidth of kernels", *lines]), file=sys.stderr)
 
