@@ -47,6 +47,22 @@ class Cpu:
     isa: str
     threads: int
 
+    def on_tiles(self, dtype: torch.dtype) -> bool:
+        """Whether products of that type are summed by AMX tiles."""
+        return self.isa == "amx" and dtype in (torch.bfloat16, torch.int8)
+
+    def has_dots(self, dtype: torch.dtype) -> bool:
+        """Whether instructions multiply neighbours along k and add up the products."""
+        return self.isa in _DOTS.get(dtype, ())
+
+    def group(self, dtype: torch.dtype) -> int:
+        """Neighbours along k that lie side by side in a panel, for such instructions."""
+        return 4 // dtype.itemsize if dtype == torch.int8 or self.has_dots(dtype) else 1
+
+    def unit(self, dtype: torch.dtype) -> int:
+        """What the length of a panel is a multiple of: a group, or a tile's row of 64 bytes."""
+        return 64 // dtype.itemsize if self.on_tiles(dtype) else self.group(dtype)
+
 
 def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     """Templates and their numbers for a product, the likely best first.
@@ -56,8 +72,8 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         return
     registers, lanes = _REGISTERS[cpu.isa]
-    tiles, group = _on_tiles(dtype, cpu), _group(dtype, cpu)
-    registers //= 2 if dtype == torch.int8 and not _has_dots(dtype, cpu) else 1  # two for each sum (gemm_groups.h)
+    tiles, group = cpu.on_tiles(dtype), cpu.group(dtype)
+    registers //= 2 if dtype == torch.int8 and not cpu.has_dots(dtype) else 1  # two for each sum (gemm_groups.h)
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
     if product.ends is not None:
@@ -73,7 +89,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
             "MR": height, "V": v, "NR": v * lanes, "TAIL": tail,
             "BLOCK_M": _block(rows, TILE_ROWS, height),
             "BLOCK_N": max(unit, columns // unit * unit),
-            "BLOCK_K": _block(k or depth, depth, _unit(dtype, cpu) if tiles else LANES),
+            "BLOCK_K": _block(k or depth, depth, cpu.unit(dtype) if tiles else LANES),
         }  # fmt: skip
         yield PANELS, Config(tuple(blocks.items()), 1)
 
@@ -86,8 +102,8 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On an EPYC
     without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8."""
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
-    widened = product.ends is None and (dtype == torch.float32 or _has_dots(dtype, cpu))
-    fast = tall if _on_tiles(dtype, cpu) else widened
+    widened = product.ends is None and (dtype == torch.float32 or cpu.has_dots(dtype))
+    fast = tall if cpu.on_tiles(dtype) else widened
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if fast else ()
 
 
@@ -128,12 +144,12 @@ class Packing:
 def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
     (k, n), dtype = source.shape, source.value.dtype
-    width, unit = _REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], _unit(dtype, cpu)
+    width, unit = _REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
     k = (k + (unit - 1)) // unit * unit
     shape = ((n + (width - 1)) // width, k, as_index(width))
     name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
     value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))
-    return Packing(value, source, width, key, _group(dtype, cpu))
+    return Packing(value, source, width, key, cpu.group(dtype))
 
 
 def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
@@ -152,24 +168,6 @@ def panels_of(
     padded = pad(source, (0, -n % width, 0, depth - k))
     panels = padded.view(depth // group, group, -1, width).permute(2, 0, 3, 1)
     return panels.reshape(-1, depth, width).contiguous()
-
-
-def _on_tiles(dtype: torch.dtype, cpu: Cpu) -> bool:
-    return cpu.isa == "amx" and dtype in (torch.bfloat16, torch.int8)
-
-
-def _has_dots(dtype: torch.dtype, cpu: Cpu) -> bool:
-    return cpu.isa in _DOTS.get(dtype, ())
-
-
-def _group(dtype: torch.dtype, cpu: Cpu) -> int:
-    """Neighbours along k that lie side by side in a panel, for instructions that add up their products."""
-    return 4 // dtype.itemsize if dtype == torch.int8 or _has_dots(dtype, cpu) else 1
-
-
-def _unit(dtype: torch.dtype, cpu: Cpu) -> int:
-    """What the length of a panel is a multiple of: a group, or a tile's row of 64 bytes."""
-    return 64 // dtype.itemsize if _on_tiles(dtype, cpu) else _group(dtype, cpu)
 
 
 def _width(height: int, registers: int) -> int:
