@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from gyrator.cache.store import Json, Store, digest
+from gyrator.cache.store import Entry, Json, Store, digest
 from gyrator.codegen.triton_source import SizeArgument
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
 from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
-from gyrator.runtime.triton_build import Binary, Wanted, request_for
+from gyrator.runtime.triton_build import BINARY, Built, Wanted, request_for
 from gyrator.runtime.triton_launch import EARLY, RECORDS_EARLY, TOGETHER, Launch, Programs, bind, guarded
 from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
 
@@ -35,12 +35,12 @@ Sized = Callable[..., int]
 """A number that depends on a kernel's sizes, and its blocks where it is a number of programs."""
 
 
-def binary_file(key: str) -> str:
-    """The file of a binary in a compiled graph's folder."""
-    return f"{key[:32]}.cubin"
+def binary_file(entry: Entry) -> str:
+    """The file of a binary in a compiled graph's folder; entries' folders have their keys' names."""
+    return f"{entry.folder.name[:32]}.cubin"
 
 
-def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: int) -> dict[str, str | Path]:
+def describe(built: Sequence[tuple[Wanted, Mapping[int, Entry]]], capability: int) -> dict[str, str | Path]:
     """The files that a compiled graph's folder needs for its GPU kernels, which come with binaries by config."""
     files: dict[str, str | Path] = {}
     described: dict[str, Any] = {}
@@ -49,12 +49,12 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: i
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
-            about = {"file": binary_file(b.key), "category": written.category, "early": written.early}
+            about = {"file": binary_file(b), "category": written.category, "early": written.early}
             variant: dict[str, Any] = {**b.notes, **about, "blocks": dict(config.blocks)}
             if written.room is not None:
                 variant |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
             variants.append(variant)
-        files |= {binary_file(b.key): b.file for b in found.values()}
+        files |= {binary_file(b): b.folder / BINARY for b in found.values()}
         described[kernel.name] = {
             "kinds": [param.type for param in kernel.params],
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
@@ -62,7 +62,7 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: i
             "variants": variants,
             "unaligned": request_for(kernel, next(iter(found)), sure, capability)
             | ({"source": kernel.plain} if kernel.plain else {}),
-            "choice": digest(" ".join(b.key for b in found.values())),
+            "choice": digest(" ".join(b.folder.name for b in found.values())),
             "place": astuple(place) if kernel.asserts and place else None,
         }
     files[DESCRIPTION] = json.dumps(described, indent=1)
@@ -82,7 +82,7 @@ class GpuKernels:
 
     folder: Path
     choices: Store | None = None
-    rebuild: Callable[[Mapping[str, Any]], Binary] | None = None
+    rebuild: Callable[[Mapping[str, Any]], Built] | None = None
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     driver: Callable[[], CudaDriver] = cuda_driver
     tuned: Tuned | None = None
@@ -184,9 +184,10 @@ class GpuKernels:
         request, stages = first["request"], config.num_stages
         options = {**request["options"], "num_warps": config.num_warps, "num_stages": stages}
         built = self.rebuild({**request, "constants": dict(config.blocks), "options": options})
-        if built.failure is not None:
+        if isinstance(built, str):
             return None
-        return {**first, **built.notes, "file": str(built.file), "blocks": dict(config.blocks), "stages": stages}
+        file = str(built.folder / BINARY)
+        return {**first, **built.notes, "file": file, "blocks": dict(config.blocks), "stages": stages}
 
     def _tell(self, name: str, variants: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, new: bool) -> None:
         measured = found.get(TIMES)
@@ -204,9 +205,9 @@ class GpuKernels:
             raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
         request = about["unaligned"]
         built = self.rebuild(request)
-        if built.failure is not None:
-            raise KernelBuildError(about["name"], str(self.folder / DESCRIPTION), built.failure)
-        variant = {**built.notes, "file": str(built.file), "blocks": request["constants"]}
+        if isinstance(built, str):
+            raise KernelBuildError(about["name"], str(self.folder / DESCRIPTION), built)
+        variant = {**built.notes, "file": str(built.folder / BINARY), "blocks": request["constants"]}
         return self._loaded(about, variant, programs)
 
     def _loaded(self, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized) -> Launch:

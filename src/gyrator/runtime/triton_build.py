@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from gyrator.cache.store import Store, digest, files_digest
+from gyrator.cache.store import Entry, Store, digest, files_digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError
@@ -34,7 +35,11 @@ LOWEST_CAPABILITY = 80
 _TEMPLATES = sorted(Path(__file__).parents[1].glob("templates/*.py"))
 _LIBRARY = (Path(__file__).with_name("triton_ops.py"), *_TEMPLATES, PROGRAM)
 """What a binary depends on beside its request: the device library, templates, the program that compiles."""
-_BINARY, _SOURCE = "kernel.cubin", "kernel.py"
+BINARY, _SOURCE = "kernel.cubin", "kernel.py"
+"""The files of a built kernel in the store."""
+
+Built = Entry | str
+"""A built kernel in the store, or what Triton said if it refused to build it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +95,6 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
-    """A built kernel in the store, under `key`. `failure` is what Triton said if it refused to build it."""
-
-    key: str
-    file: Path
-    notes: Mapping[str, Any]
-    failure: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A kernel to be built. The arguments at the positions ``sure`` are always multiples of 16; ``place`` is the
     user's, to be named when an index is out of range."""
@@ -118,7 +113,7 @@ class Wanted:
 # -- building ------------------------------------------------------------------------------------------------
 def start_triton_build(
     kernels: Sequence[Wanted], target: GpuTarget, workers: Workers, store: Store, session: Session
-) -> Callable[[], list[tuple[Wanted, dict[int, Binary]]]]:
+) -> Callable[[], list[tuple[Wanted, dict[int, Entry]]]]:
     """Begin to build every config of `kernels`; returns at once what waits for them, and gives for each kernel the
     binaries of the configs that the GPU can run.
 
@@ -130,7 +125,8 @@ def start_triton_build(
         own = [request_for(wanted.kernel, config, wanted.relied, target.capability) for config in configs]
         keys.append([binary_key(request, target.triton) for request in own])
         requests |= zip(keys[-1], own, strict=True)
-    found = {key: finished(binary) for key in requests if (binary := find_binary(key, store, session)) is not None}
+    known = {key: entry for key in requests if (entry := store.find(key, session.warn)) is not None}
+    found: dict[str, Future[Built]] = {key: finished(entry) for key, entry in known.items()}
     missing = [key for key in requests if key not in found]
     session.counters.add(Count.KERNELS_CACHED, len(found))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
@@ -141,7 +137,7 @@ def start_triton_build(
         calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
         found |= jobs.start(calls, count)
 
-    def wait() -> list[tuple[Wanted, dict[int, Binary]]]:
+    def wait() -> list[tuple[Wanted, dict[int, Entry]]]:
         jobs.finish(found.values())
         built = [[found[key].result() for key in own] for own in keys]
         return [(wanted, _usable(wanted, own, target)) for wanted, own in zip(kernels, built, strict=True)]
@@ -149,43 +145,37 @@ def start_triton_build(
     return wait
 
 
-def _usable(wanted: Wanted, built: Sequence[Binary], target: GpuTarget) -> dict[int, Binary]:
+def _usable(wanted: Wanted, built: Sequence[Built], target: GpuTarget) -> dict[int, Entry]:
     """Those that the GPU can run, by config."""
     limit, kernel = Gpu(divmod(target.capability, 10)).shared_bytes, wanted.kernel
-    good = {k: b for k, b in enumerate(built) if b.failure is None and b.notes["shared"] <= limit}
+    good = {k: b for k, b in enumerate(built) if isinstance(b, Entry) and b.notes["shared"] <= limit}
     if not good:
-        failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
+        failures = [b if isinstance(b, str) else f"it needs more than {limit} bytes of shared memory" for b in built]
         folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
         (folder / _SOURCE).write_text(kernel.source, "utf-8")
         raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=wanted.place)
     return good
 
 
-def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
+def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Built:
     """Have a worker build one binary, and store it."""
     try:
         with session.building((request["function"],)):
             answer = workers.ask(request)
     except WorkerEnded as error:
-        return Binary(key, Path(), {}, f"the process that compiles it ended: {error}")
+        return f"the process that compiles it ended: {error}"
     if "error" in answer:
-        return Binary(key, Path(), {}, str(answer["error"]))
+        return str(answer["error"])
     binary = Path(answer.pop("binary"))
-    entry = store.put(key, {_BINARY: binary, _SOURCE: request["source"]}, answer)
+    entry = store.put(key, {BINARY: binary, _SOURCE: request["source"]}, answer)
     binary.unlink(missing_ok=True)
-    return Binary(key, entry.folder / _BINARY, entry.notes)
+    return entry
 
 
-def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Binary:
+def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Built:
     """A binary from the store, or built now."""
     key = binary_key(request, importlib.metadata.version("triton"))
-    return find_binary(key, store, session) or build_binary(request, key, workers, store, session)
-
-
-def find_binary(key: str, store: Store, session: Session) -> Binary | None:
-    """A binary that was built before; a damaged one counts as absent, after a warning."""
-    entry = store.find(key, session.warn)
-    return None if entry is None else Binary(key, entry.folder / _BINARY, entry.notes)
+    return store.find(key, session.warn) or build_binary(request, key, workers, store, session)
 
 
 def binary_key(request: Mapping[str, Any], triton: str) -> str:

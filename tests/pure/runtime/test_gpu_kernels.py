@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from gyrator.cache.store import Store
+from gyrator.cache.store import Entry, Store
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
 from gyrator.origin import Origin
 from gyrator.runtime import gpu_kernels
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, CudaDriver
 from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels
-from gyrator.runtime.triton_build import Binary
+from gyrator.runtime.triton_build import BINARY, Built
 from gyrator.runtime.triton_tune import Candidate
 from tests.pure.runtime.test_triton_launch import Library
 
@@ -150,6 +150,12 @@ def test_the_fastest_config_is_kept_for_later_processes(
     assert [seen.blocks for seen in library.launches] == [[4, 1, 1], [4, 1, 1]]
 
 
+def built_in(place: Path, text: str, notes: Mapping[str, Any]) -> Entry:
+    place.mkdir(exist_ok=True)
+    (place / BINARY).write_text(text)
+    return Entry(place, notes)
+
+
 def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what_it_found(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,12 +164,11 @@ def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what
     variants = [variant("a.cubin", 256) | room, variant("b.cubin", 128) | room]
     speeds = {"a": 0.5, "b": 0.6, "512": 0.25, "1024": 0.3}
 
-    def rebuild(asked: Mapping[str, Any]) -> Binary:
+    def rebuild(asked: Mapping[str, Any]) -> Built:
         block, warps = asked["constants"]["XBLOCK"], asked["options"]["num_warps"]
-        file = tmp_path / f"{block}.cubin"
-        file.write_text(str(block) if warps == 4 and asked["options"]["num_stages"] == 1 else "slow")
+        text = str(block) if warps == 4 and asked["options"]["num_stages"] == 1 else "slow"
         notes = {"function": "add_0", "shared": 0, "warps": warps, "cooperative": False}
-        return Binary("key", file, notes, None if warps != 8 else "no such kernel")
+        return built_in(tmp_path / str(block), text, notes) if warps != 8 else "no such kernel"
 
     store = Store(tmp_path / "store", "choices")
     for expected in (["a", "b", "512", "1024", "slow", "slow"], ["512"]):
@@ -220,10 +225,10 @@ def test_what_cannot_be_timed_now_is_not_recorded(
 def test_unaligned_arguments_build_a_kernel_that_relies_on_nothing(library: Library, tmp_path: Path) -> None:
     driver, built = Driver(library), []
 
-    def rebuild(request: Mapping[str, Any]) -> Binary:
+    def rebuild(request: Mapping[str, Any]) -> Built:
         built.append(request)
         notes = {"function": "add_0", "shared": 0, "warps": 4, "cooperative": False}
-        return Binary("key", tmp_path / "c.cubin", notes)
+        return built_in(tmp_path / "c", "c", notes)
 
     kernels = GpuKernels(folder(tmp_path, variants=[variant("a.cubin", 1024)]), rebuild=rebuild, driver=lambda: driver)
     launch = kernels.kernel("add_0", programs)
@@ -238,7 +243,7 @@ def test_a_kernel_that_cannot_be_rebuilt_says_why(library: Library, tmp_path: Pa
     without = GpuKernels(folder(tmp_path), driver=lambda: driver).kernel("add_0", programs)
     with pytest.raises(LaunchFailed, match="not aligned"):
         without(7, SUM + 4, SUM, 16)
-    broken = GpuKernels(folder(tmp_path), rebuild=lambda _: Binary("", Path(), {}, "no"), driver=lambda: driver)
+    broken = GpuKernels(folder(tmp_path), rebuild=lambda _: "no", driver=lambda: driver)
     with pytest.raises(KernelBuildError, match="no"):
         broken.kernel("add_0", programs)(7, SUM + 4, SUM, 16)
 
