@@ -62,7 +62,7 @@ def folders(config: Config) -> list[Path]:
 
 def test_kernels_are_not_built_for_a_gpu_that_is_too_old() -> None:
     with pytest.raises(DeviceUnsupported, match=r"cuda_capability has compute capability 7\.5; one of"):
-        triton_build.find_target(Config(cuda_capability=75), GPU)
+        triton_build.find_gpu(Config(cuda_capability=75), GPU)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -173,21 +173,21 @@ def test_no_cpp_compiler_is_needed(process: Process, tmp_path: Path, monkeypatch
 def test_no_triton_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_build.importlib.metadata, "version", lambda package: "3.2.0")
     with pytest.raises(DeviceUnsupported, match=r"Triton 3\.2\.0; 3\.6 or later is needed"):
-        triton_build.find_target(Config(), GPU)
+        triton_build.find_gpu(Config(), GPU)
     monkeypatch.setattr(triton_build, "available", lambda package: False)
     with pytest.raises(DeviceUnsupported, match=r"no Triton was found; 3\.6 or later is needed"):
-        triton_build.find_target(Config(), GPU)
+        triton_build.find_gpu(Config(), GPU)
 
 
 def test_a_missing_gpu_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceUnsupported, match=r"no GPU was found; one of compute capability 8\.0"):
-        triton_build.find_target(Config(), GPU)
+        triton_build.find_gpu(Config(), GPU)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(DeviceUnsupported, match=r"Tesla T4 has compute capability 7\.5"):
-        triton_build.find_target(Config(), GPU)
+        triton_build.find_gpu(Config(), GPU)
 
 
 class Updates(nn.Module):

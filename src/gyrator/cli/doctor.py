@@ -19,7 +19,7 @@ from gyrator.errors import DeviceUnsupported, ToolchainMissing
 from gyrator.optional import available
 from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa, find_toolchain
-from gyrator.runtime.triton_build import LOWEST_CAPABILITY, find_target
+from gyrator.runtime.triton_build import LOWEST_CAPABILITY, find_gpu
 from gyrator.version import __version__
 
 
@@ -123,7 +123,7 @@ def _triton() -> Finding:
         return Finding("Triton", "not installed (only needed for GPUs)", advice, absent=True)
     version = importlib.metadata.version("triton")
     try:
-        find_target(Config(cuda_capability=LOWEST_CAPABILITY), torch.device("cuda"))
+        find_gpu(Config(cuda_capability=LOWEST_CAPABILITY), torch.device("cuda"))
     except DeviceUnsupported as error:
         return Finding("Triton", f"{version}; {error.needed} is needed", str(error.hint))
     return Finding("Triton", version)

@@ -22,7 +22,7 @@ from gyrator.runtime.build import start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
-from gyrator.runtime.triton_build import GpuTarget, Wanted, find_target, start_triton_build
+from gyrator.runtime.triton_build import Wanted, builder_key, find_gpu, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.cpu_gemm import Cpu
 from gyrator.schedule.gpu import Gpu
@@ -38,13 +38,12 @@ class Targets:
 
     toolchain: Toolchain | None
     cpu: Cpu | None
-    gpu_target: GpuTarget | None = None
     gpu: Gpu | None = None
 
     def key(self) -> str:
         """A text for keys of the cache."""
-        built = [target.key() for target in (self.toolchain, self.gpu_target) if target is not None]
-        return "\n".join((*built, repr(self.gpu or self.cpu)))
+        cpp, triton = self.toolchain and self.toolchain.key(), self.gpu and builder_key()
+        return f"{cpp}\n{triton}\n{self.gpu or self.cpu}"
 
 
 def find_targets(config: Config, device: torch.device) -> Targets:
@@ -58,13 +57,7 @@ def find_targets(config: Config, device: torch.device) -> Targets:
             raise
         toolchain = None
     cpu = None if toolchain is None else Cpu(toolchain.vectors, config.threads or torch.get_num_threads())
-    if device.type != "cuda":
-        return Targets(toolchain, cpu)
-    target = find_target(config, device)
-    gpu = Gpu(divmod(target.capability, 10))
-    if torch.cuda.is_available():
-        gpu = replace(gpu, processors=torch.cuda.get_device_properties(device).multi_processor_count)
-    return Targets(toolchain, cpu, target, gpu)
+    return Targets(toolchain, cpu, find_gpu(config, device) if device.type == "cuda" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
         both = session.config.multi_kernel or session.config.max_autotune
-        early = targets.gpu_target is not None and targets.gpu_target.capability >= 90
+        early = targets.gpu is not None and targets.gpu.capability >= 90
         forms = partial(print_forms if both else print_triton, early=early)
         own = partial(print_with_room, forms) if session.config.coordinate_descent else forms
         triton = {kernel.name: own(kernel) for kernel in on_gpu}
@@ -103,7 +96,7 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
     waits: list[Callable[[], Mapping[str, str | Path]]] = []
     places = {k.name: k.origins[0] for k in plan.kernels if k.origins}
-    if on_cpu or targets.gpu_target is None:
+    if on_cpu or targets.gpu is None:
         toolchain = targets.toolchain or find_toolchain(session.config)
         build = start_build(list(cpp.values()), toolchain, store, session, places)
         for kernel in on_cpu:
@@ -112,11 +105,11 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
             built[kernel.name] = BuiltKernel(build.library_of[printed.name], printed.name, checks)
         waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
-        assert targets.gpu_target is not None
+        assert targets.gpu is not None
         sure = argument_alignment(plan, triton, align)
         wanted = [Wanted(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
-        capability = targets.gpu_target.capability
-        binaries = start_triton_build(wanted, targets.gpu_target, workers, store, session)
+        capability = targets.gpu.capability
+        binaries = start_triton_build(wanted, targets.gpu, workers, store, session)
         waits.append(lambda: describe(binaries(), capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}

@@ -10,8 +10,8 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,14 @@ Built = Entry | str
 """A built kernel in the store, or what Triton said if it refused to build it."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTarget:
-    """What GPU kernels are built for: a capability (90 for 9.0), and the Triton that builds them."""
-
-    capability: int
-    triton: str
-
-    def key(self) -> str:
-        """A text for keys of the cache."""
-        return f"sm_{self.capability} Triton {self.triton} {files_digest(*_LIBRARY)}"
+@cache
+def builder_key() -> str:
+    """For keys of the cache: what builds kernels, Triton and what a binary depends on beside its request."""
+    return f"Triton {importlib.metadata.version('triton')} {files_digest(*_LIBRARY)}"
 
 
-def find_target(config: Config, device: torch.device) -> GpuTarget:
-    """What kernels for `device` are built for: its own capability, or the one that an option names.
+def find_gpu(config: Config, device: torch.device) -> Gpu:
+    """What kernels for `device` are built for: it, or a GPU of the capability that an option names.
 
     Raises: DeviceUnsupported without Triton or a GPU, or if one is too old."""
     triton = importlib.metadata.version("triton") if available("triton") else ""
@@ -66,12 +60,14 @@ def find_target(config: Config, device: torch.device) -> GpuTarget:
     if not asked and not torch.cuda.is_available():
         hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
         raise DeviceUnsupported("no GPU was found", needed, hint)
-    major, minor = divmod(asked, 10) if asked else torch.cuda.get_device_capability(device)
-    if 10 * major + minor < LOWEST_CAPABILITY:
+    gpu = Gpu(divmod(asked, 10) if asked else torch.cuda.get_device_capability(device))
+    if gpu.capability < LOWEST_CAPABILITY:
         name = "the GPU of the option cuda_capability" if asked else torch.cuda.get_device_name(device)
         hint = "move the model to the CPU, or leave it uncompiled"
-        raise DeviceUnsupported(f"{name} has compute capability {major}.{minor}", needed, hint)
-    return GpuTarget(10 * major + minor, triton)
+        raise DeviceUnsupported(f"{name} has compute capability {gpu.capability / 10}", needed, hint)
+    if not torch.cuda.is_available():
+        return gpu
+    return replace(gpu, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
@@ -112,7 +108,7 @@ class Wanted:
 
 # -- building ------------------------------------------------------------------------------------------------
 def start_triton_build(
-    kernels: Sequence[Wanted], target: GpuTarget, workers: Workers, store: Store, session: Session
+    kernels: Sequence[Wanted], gpu: Gpu, workers: Workers, store: Store, session: Session
 ) -> Callable[[], list[tuple[Wanted, dict[int, Entry]]]]:
     """Begin to build every config of `kernels`; returns at once what waits for them, and gives for each kernel the
     binaries of the configs that the GPU can run.
@@ -122,8 +118,8 @@ def start_triton_build(
     keys: list[list[str]] = []
     for wanted in kernels:
         configs = range(len(wanted.kernel.variants))
-        own = [request_for(wanted.kernel, config, wanted.relied, target.capability) for config in configs]
-        keys.append([binary_key(request, target.triton) for request in own])
+        own = [request_for(wanted.kernel, config, wanted.relied, gpu.capability) for config in configs]
+        keys.append([binary_key(request) for request in own])
         requests |= zip(keys[-1], own, strict=True)
     known = {key: entry for key in requests if (entry := store.find(key, session.warn)) is not None}
     found: dict[str, Future[Built]] = {key: finished(entry) for key, entry in known.items()}
@@ -140,14 +136,14 @@ def start_triton_build(
     def wait() -> list[tuple[Wanted, dict[int, Entry]]]:
         jobs.finish(found.values())
         built = [[found[key].result() for key in own] for own in keys]
-        return [(wanted, _usable(wanted, own, target)) for wanted, own in zip(kernels, built, strict=True)]
+        return [(wanted, _usable(wanted, own, gpu)) for wanted, own in zip(kernels, built, strict=True)]
 
     return wait
 
 
-def _usable(wanted: Wanted, built: Sequence[Built], target: GpuTarget) -> dict[int, Entry]:
+def _usable(wanted: Wanted, built: Sequence[Built], gpu: Gpu) -> dict[int, Entry]:
     """Those that the GPU can run, by config."""
-    limit, kernel = Gpu(divmod(target.capability, 10)).shared_bytes, wanted.kernel
+    limit, kernel = gpu.shared_bytes, wanted.kernel
     good = {k: b for k, b in enumerate(built) if isinstance(b, Entry) and b.notes["shared"] <= limit}
     if not good:
         failures = [b if isinstance(b, str) else f"it needs more than {limit} bytes of shared memory" for b in built]
@@ -174,11 +170,11 @@ def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: 
 
 def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Built:
     """A binary from the store, or built now."""
-    key = binary_key(request, importlib.metadata.version("triton"))
+    key = binary_key(request)
     return store.find(key, session.warn) or build_binary(request, key, workers, store, session)
 
 
-def binary_key(request: Mapping[str, Any], triton: str) -> str:
+def binary_key(request: Mapping[str, Any]) -> str:
     """The key in the store of what a worker is asked for."""
     plain = {**request, "source": without_comments(request["source"], "#")}
-    return digest(f"{triton} {files_digest(*_LIBRARY)}\n{json.dumps(plain, sort_keys=True)}")
+    return digest(f"{builder_key()}\n{json.dumps(plain, sort_keys=True)}")

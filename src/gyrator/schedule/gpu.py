@@ -21,6 +21,11 @@ class Gpu:
     processors: int = 132
 
     @property
+    def capability(self) -> int:
+        """The compute capability as one number: 90 for 9.0."""
+        return 10 * self.arch[0] + self.arch[1]
+
+    @property
     def has_float8(self) -> bool:
         """Whether it converts to and multiplies floats of 8 bits."""
         return self.arch >= (8, 9)

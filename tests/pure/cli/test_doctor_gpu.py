@@ -36,7 +36,7 @@ def test_a_gpu_without_its_driver_or_too_old_is_in_the_way(monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "cuda_driver", missing)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    card = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=16 << 30)
+    card = SimpleNamespace(multi_processor_count=40, name="Tesla T4", major=7, minor=5, total_memory=16 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     assert finding("CUDA driver").advice == "install it"
     assert finding("GPU 0").advice
