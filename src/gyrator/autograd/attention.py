@@ -20,12 +20,10 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import ancestors
+from gyrator.autograd.builder import Args, Kwargs, ancestors
 from gyrator.autograd.effects import arguments
 from gyrator.autograd.symbols import expression
 from gyrator.ir.evaluate import unrepeated
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 _COMPARE = frozenset("add sub diff cumsum eq ne le lt ge gt".split())
@@ -63,7 +61,7 @@ class Masks:
             self._makers[id(inverse)] = (node, inverse, not inverted)
         return inverse
 
-    def simplified(self, target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    def simplified(self, target: object, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """The arguments of a call; those of attention with a simpler mask that means the same."""
         if target is not F.scaled_dot_product_attention:
             return args, kwargs

@@ -18,6 +18,8 @@ from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable
 
 Meta = Mapping[str, Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What a node inherits from the node of the captured graph that it came from."""
@@ -44,7 +46,7 @@ class GraphBuilder:
         self.symbols.bind(value, node)
         return node
 
-    def append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
+    def append(self, op: Any, args: Args, kwargs: Kwargs, value: Any) -> Node:
         """A call of `op`, whose result `value` describes."""
         node = torch_compat.append_node(self.graph, "call_function", op, args, kwargs)
         meta = node.meta
@@ -52,7 +54,7 @@ class GraphBuilder:
         meta["val"] = self.metadata(value)
         return node
 
-    def call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def call(self, op: Any, args: Args, kwargs: Kwargs) -> Node:
         """A call of `op` on nodes; its result is found by calling it on their fake tensors."""
         with self.fake_mode, torch.no_grad():
             value = self.results.call(op, values_of(args), values_of(kwargs))

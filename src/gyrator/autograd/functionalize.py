@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from gyrator.autograd.builder import GraphBuilder, mapped
+from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, Call, View, inverse, strided_inverse
 from gyrator.errors import UnsupportedOperator
@@ -133,7 +133,7 @@ def _emit(call: Call, build: GraphBuilder) -> Node:
     return args[0] if op in IDENTITY_VIEWS else _call_view(op, mapped(args, build.number), {}, build)
 
 
-def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:
+def _call_view(op: Any, args: Args, kwargs: Kwargs, build: GraphBuilder) -> Node:
     """A view of a value whose layout may differ from the one it was traced with: made contiguous if it must be."""
     if op is aten.view.default and args[0].meta["val"].shape == args[1]:
         return args[0]

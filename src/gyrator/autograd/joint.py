@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program, Result, describe_outputs, pinned_offsets
 from gyrator.autograd.attention import Masks
-from gyrator.autograd.builder import GraphBuilder, Meta, inherited
+from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
@@ -191,7 +191,7 @@ class _Runner(Interpreter):
         power = getattr(n.target, "__name__", n.target) in ("pow", "ipow", "pow_")
         return pytree.tree_map_only(torch.SymInt, int, given) if power and torch.is_grad_enabled() else given
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         """A call; the body of an inlined higher-order operator runs in its place."""
         if isinstance(target, HigherOrderOperator):
             name = target.name()
@@ -229,7 +229,7 @@ class _Runner(Interpreter):
         inner._region, inner._of_scores = region, of_scores
         return inner.run(*args)
 
-    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         """A tensor that the graph holds becomes a constant input."""
         value = super().get_attr(target, args, kwargs)
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor):

@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import GraphBuilder, flatten
+from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
         self._inputs = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
@@ -169,12 +169,12 @@ class Recorder(TorchDispatchMode):
             return [self.node_of(item) for item in value]
         return value
 
-    def _append(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Node:
+    def _append(self, func: Any, args: Args, kwargs: Mapping[str, Any], out: Any) -> Node:
         """A call of `func` on the present values of its arguments; those that are nodes are taken as they are."""
         nodes = tuple([arg if isinstance(arg, Node) else self.node_of(arg) for arg in args])
         return self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
 
-    def record(self, func: Any, args: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def record(self, func: Any, args: Args, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of a call of `func`, which is not made: dense tensors `like` those given."""
         self._take_origin()
         with torch_compat.outside_tracing(), self.build.fake_mode:
@@ -202,13 +202,13 @@ class Recorder(TorchDispatchMode):
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
 
-    def _pure(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _pure(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
             self.add_constant(args[0], out, literal=True)
             return
         self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
 
-    def _number(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    def _number(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
         program that was found to have one value is that value: torch guards it."""
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
@@ -218,9 +218,7 @@ class Recorder(TorchDispatchMode):
             self._define(func, args, kwargs, out, bindings)
         return out
 
-    def _define(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, bindings: Mapping[Any, Any] | None
-    ) -> None:
+    def _define(self, func: Any, args: Args, kwargs: Kwargs, out: Any, bindings: Mapping[Any, Any] | None) -> None:
         """Appends a call and binds its results, and the symbols that it makes, by `bindings`, to nodes."""
         node = self._append(func, args, kwargs, out)
         self._results(node, out)
@@ -230,7 +228,7 @@ class Recorder(TorchDispatchMode):
                 if isinstance(item, Tensor):
                     self.build.symbols.bind(item, self.alias_of(item).node)
 
-    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _view(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         source, *others = args
         if isinstance(source, complex):  # derivatives take the conjugate of a number of the program
             number = (source.conjugate(),)
@@ -256,7 +254,7 @@ class Recorder(TorchDispatchMode):
             part = self.build.result(node, index)
             self._bind(item, Alias(parent.root, parent, replace(view, index=index), part))
 
-    def _metadata(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _metadata(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         target, *others = args
         op, parent = behaviour(func).functional, self.alias_of(target)
         assert op is not None
@@ -265,7 +263,7 @@ class Recorder(TorchDispatchMode):
         node = self._append(view.op, (read(parent, self.build), *others), kwargs, target)
         self._bind(target, Alias(parent.root, parent, view, node))
 
-    def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _writes(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         how = behaviour(func)
         given = arguments(func, args, kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
@@ -300,9 +298,7 @@ class Recorder(TorchDispatchMode):
             for position, item in enumerate(target):
                 self._write(item, self.build.result(value, position))
 
-    def _arguments_of(
-        self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments_of(self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]) -> tuple[Args, Kwargs]:
         """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
         wanted = op._schema.arguments
         values = {a.name: a.default_value for a in (*wanted, *func._schema.arguments)} | dict(given)
@@ -316,7 +312,7 @@ class Recorder(TorchDispatchMode):
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
 
-    def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _batch_norm(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """As the operator whose schema says what it writes; what else it returns, for a library, is empty."""
         if not args[5]:  # not training
             self._pure(func, args, kwargs, out)
@@ -329,7 +325,7 @@ class Recorder(TorchDispatchMode):
             like = {"dtype": reserve.dtype, "device": reserve.device}
             self._results(self.build.append(aten.empty.memory_format, (list(reserve.shape),), like, reserve), reserve)
 
-    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _higher_order(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """One node for a higher-order operator; its bodies are traced on their own."""
         name = func.name()
         if name == "triton_kernel_wrapper_mutation":
