@@ -130,7 +130,7 @@ def aot_program(
         channels_last: None leaves that to the graph.
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
         for_loss: backward is that of the loss alone, where the other results lie behind it.
-        fuses: attention that is written out becomes an operator, which rounds less.
+        fuses: attention that is written out becomes an operator, which rounds less; frozen linear layers are joined.
         stage: each part of the work runs within `stage(its name)`.
 
     Raises:
@@ -140,7 +140,7 @@ def aot_program(
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)
-        joint = trace(gm, inputs, fuses=fuses)
+        joint = trace(gm, inputs, fuses=fuses, frozen=frozen and fuses and not torch.is_grad_enabled())
     with stage("decompose"), torch_compat.rules_for_sizes(gm, inputs.values):
         build = decompose(joint.build, {**SAVED_NARROW, **table})
         merge_equal_calls(build.graph)

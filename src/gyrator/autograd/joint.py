@@ -29,6 +29,7 @@ from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
+from gyrator.autograd.joined_linears import joined, linears_to_join
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.written_attention import attend, dropout_rate
@@ -55,9 +56,9 @@ class Joint:
     gradients: tuple[int, ...]
 
 
-def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
+def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True, frozen: bool = False) -> Joint:
     """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward. If it
-    `fuses`, attention that is written out becomes an operator.
+    `fuses`, attention that is written out becomes an operator. Parameters that are `frozen` may be joined.
 
     Raises: UnsupportedOperator for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
     input while its backward runs."""
@@ -74,6 +75,8 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
         runner = _Runner(gm, recorder, fuses=fuses)
+        if frozen:
+            runner.to_join = linears_to_join(gm.graph, inputs.static)
         before = [value.grad_fn if isinstance(value, Tensor) else None for value in arguments]
         with recorder:
             outputs = runner.run(*arguments)
@@ -168,6 +171,8 @@ class _Runner(Interpreter):
         self._of_scores = False
         self._regions = count()
         self._masks = Masks()
+        self.to_join: Mapping[Node, tuple[Node, ...]] = {}
+        self._joined: dict[Node, Tensor] = {}
 
     def run_node(self, node: Node) -> Any:
         """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
@@ -175,6 +180,10 @@ class _Runner(Interpreter):
             origin = {**inherited(node.meta), **self._region}
             self._recorder.build.origin = origin
             self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
+        if node in self.to_join:
+            self._joined |= joined(self.to_join[node], self.env)
+        if node in self._joined:
+            return self._joined.pop(node)
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         if self._fuses and isinstance(value, Tensor):
             attended = attend(node, self.env, value, self._masks, self._attention)

@@ -1,0 +1,70 @@
+"""Frozen linear layers that read the same value are one product: that of queries, keys and values, of a gate.
+
+q = linear(x, wq, bq);  k = linear(x, wk, bk)
+→   both = linear(x, cat([wq, wk]), cat([bq, bk]));  q, k = both.split([len(wq), len(wk)], -1)"""
+
+from collections.abc import Collection, Hashable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, Node
+
+from gyrator.autograd.attention import mutates
+
+MOST_BYTES = 1 << 24
+"""Of weights that are joined, which lie in memory twice then. Products with larger ones gain little."""
+
+
+def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[Node, ...]]:
+    """Linear layers of a captured graph, by the first of them, whose parameters are inputs at positions in `frozen`.
+
+    Between them is no other linear layer, so that no result waits long. Refuses where something writes into what they
+    read or make, and what shares memory with a result of the program, which has strides of its own."""
+    inputs = graph.find_nodes(op="placeholder")
+    parameters = {None, *(inputs[position] for position in frozen)}
+    written = {_memory(i) for node in graph.nodes if _may_write(node) for i in node.all_input_nodes} - {None}
+    apart = {None} | written | {_memory(node) for node in graph.output_node().all_input_nodes}
+
+    def alike(node: Node) -> Hashable:
+        x, weight, bias = _arguments(node)
+        fixed = not node.kwargs and {weight, bias} <= parameters
+        if not fixed or not apart.isdisjoint(map(_memory, (node, x, weight))) or _memory(bias) in written:
+            return node
+        return x, weight.meta["example_value"].dtype, bias is None
+
+    layers = [node for node in graph.nodes if node.target is F.linear]
+    groups = [tuple(group) for _, group in groupby(layers, alike)]
+    return {group[0]: group for group in groups if len(group) > 1 and _bytes(group) <= MOST_BYTES}
+
+
+def joined(group: tuple[Node, ...], env: Mapping[Node, Any]) -> dict[Node, Tensor]:
+    """The results of linear layers, given the values of their arguments."""
+    (x, *_), weights, biases = zip(*map(_arguments, group), strict=True)
+    rows = [env[weight] for weight in weights]
+    bias = None if biases[0] is None else torch.cat([env[bias] for bias in biases])
+    both = F.linear(env[x], torch.cat(rows), bias)
+    return dict(zip(group, both.split([weight.shape[0] for weight in rows], -1), strict=True))
+
+
+def _arguments(layer: Node) -> tuple[Any, ...]:
+    """Input, weight and bias."""
+    return (*layer.args, None)[:3]
+
+
+def _may_write(node: Node) -> bool:
+    return mutates(node) or isinstance(node.target, HigherOrderOperator)
+
+
+def _memory(node: Any) -> int | None:
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def _bytes(group: tuple[Node, ...]) -> int:
+    return sum(_arguments(layer)[1].meta["example_value"].nbytes for layer in group)
