@@ -93,10 +93,6 @@ class Counters:
         order = sorted(self.all().items(), key=lambda item: (-item[1], item[0]))
         return {name.removeprefix(_EXTERN): n for name, n in order if name.startswith(_EXTERN)}
 
-    def snapshot(self) -> Mapping[Count, int]:
-        """All counters that are not zero."""
-        return {Count[name]: n for name, n in self.all().items() if n and name in Count.__members__}
-
     def about_code(self) -> dict[str, int]:
         """Those of `all` that a cache hit must count again."""
         getting = {what.name for what in ABOUT_GETTING}

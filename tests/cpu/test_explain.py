@@ -109,7 +109,7 @@ def test_the_cache_tells_the_same(new: gyrator.insight.Report, cache: dict[str, 
 
 def test_counters_do_not_depend_on_the_cache(cache: dict[str, object]) -> None:
     gyrator.reset()
-    assert gyrator.counters().snapshot() == {}
+    assert gyrator.counters().all() == {}
     counts = []
     for _ in range(2):
         gyrator.explain(program, *arguments(), options=cache, timing=False)
