@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.expr import Load, Value
+from gyrator.ir.expr import Load
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, linear, product, substitute
-from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, expressions, loads
+from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
@@ -162,15 +162,15 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
         a, b = a.rewrite(same.left), b.rewrite(same.right)
     outer_a, outer_b = set(a.outer), set(b.outer)
     if outer_a < outer_b and b.pointwise:
-        b = _demote(b, outer_a)
+        b = demote(b, outer_a)
     elif outer_b < outer_a and a.pointwise:
-        a = _demote(a, outer_b)
+        a = demote(a, outer_b)
     elif outer_a != outer_b:
         return Refused("they reduce or iterate over different axes")
     return _unite(a, b)
 
 
-def _demote(group: Group, outer: set[Axis]) -> Group:
+def demote(group: Group, outer: set[Axis]) -> Group:
     """Make all outer axes but ``outer`` a space: ``pointwise (i, j)`` → outer ``(i)``, space ``(j)``."""
     inner = tuple(x for x in group.outer if x not in outer)
     members = tuple(replace(m, space=0) for m in group.members)
@@ -212,7 +212,7 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     """Whether members that read a result across the two halves of a join read the very element of their own iteration.
 
     ``first`` are the positions of one half; reads within a half were checked when it was made."""
-    made: dict[Value, Member] = {v: m for m in group.members for v in m.nest.out if v is not None}
+    made = {v: m for m in group.members for v in defines(m.nest)}
     bases = {m.nest.root.into: m for m in group.members if isinstance(m.nest.root, Scatter)}
     for member in group.members:
         if any(load.value in bases and bases[load.value] is not member for load in member.loads):
@@ -238,7 +238,7 @@ def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
     """By each member's position how many reductions of the group must be complete before it.
 
     It is as early as its reductions allow; then pointwise ones are as late as their first reader."""
-    made = {v: m for m in members for v in m.nest.out if v is not None}
+    made = {v: m for m in members for v in defines(m.nest)}
     level: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for member in members:

@@ -53,7 +53,7 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
 
 def title_of(group: Group) -> str:
     """What a kernel of the group is called: what its first results hold."""
-    names = dict.fromkeys(stem_of(v.name) for m in group.members for v in m.nest.out if v is not None)
+    names = dict.fromkeys(stem_of(v.name) for m in group.members for v in defines(m.nest))
     return "_".join(list(names)[:5]) or "kernel"
 
 
@@ -84,7 +84,7 @@ class Writer:
         """The tensors in memory, each with the value it stands for: what is only read first, then what is
         written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that of a
         dimension with stride 0 does."""
-        written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
+        written = [v for m in self.members for v in defines(m.nest) if v in self.stored]
         loaded = [v for v in self._loaded if self.memory(v) in read]
         reads = {Param(self.memory(v), True, False): v for v in loaded if v not in written}
         return reads | {Param(self.memory(v), v in loaded, True): v for v in written}
@@ -255,7 +255,7 @@ class Writer:
         for member in self.members:
             reduces = isinstance(member.nest.root, Reduce) and not member.down
             if reduces and self.levels[member.position] == level - 1:
-                results = [v for v in member.nest.out if v is not None and v in self.stored]
+                results = [v for v in defines(member.nest) if v in self.stored]
                 stages += [self._store(v, member, self._result_of(v)) for v in results]
         for member in self.members:
             if member.space is None and self.levels[member.position] == level:
@@ -268,7 +268,7 @@ class Writer:
     def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
         root = member.nest.root
         assert isinstance(root, Reduce | Scan)
-        name = next(f"{v.name}_acc" for v in member.nest.out if v is not None)
+        name = next(f"{v.name}_acc" for v in defines(member.nest))
         results = tuple(None if v is None else self._ref(v) for v in member.nest.out)
         args = self._exprs(member, level)
         if isinstance(root, Reduce):

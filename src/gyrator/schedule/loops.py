@@ -1,7 +1,7 @@
 """Choosing a group's loops: their order, which run in parallel, along which axis vectors lie."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Op, Random, Value
@@ -9,7 +9,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_ind
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
 from gyrator.schedule.align import digits_of
-from gyrator.schedule.group import Axes, Group, waits_for_reduction
+from gyrator.schedule.group import Axes, Group, demote, waits_for_reduction
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
 
 LANES = 16
@@ -156,10 +156,8 @@ def _points(group: Group, found: list[Access]) -> Shape:
     blocks: dict[Atom, Index] = {}
     if (inner := next((a for a in parallel if _is_repeated(group, a, last)), None)) is not None:
         block, inside = _blocked(inner, LANES, blocks)
-        members = tuple([replace(m, space=0) for m in group.members])
         parallel = [a for a in parallel if a is not inner]
-        group = Group((*parallel, last), ((inner,),), members)
-        return Shape(group, Style.STRIPS, (*parallel, block), last, ((inside,),), blocks)
+        return Shape(demote(group, {*parallel, last}), Style.STRIPS, (*parallel, block), last, ((inside,),), blocks)
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)

@@ -11,7 +11,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, defines, loads, map_nests
 from gyrator.ir.volume import iterations
 from gyrator.lowering.typed import op
 
@@ -69,7 +69,7 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
     elements = [[body.substitute(at) for at in places] for body in root.body]
     best = nest.out[0]
     if best is None:
-        of = next(v for v in nest.out if v is not None)
+        of, *_ = defines(nest)
         best = Value(f"{of.name}_best", of.shape, root.body[0].dtype, of.strides, of.device)
     yield replace(nest, out=(best,), root=Pointwise(_chain(_STEPS[root.kind], elements[0])))
     number = nest.out[1] if len(nest.out) > 1 else None
