@@ -92,3 +92,17 @@ def test_positions_along_a_row_that_spans_more_than_2_31_elements_have_64_bits()
     (kernel,) = gpu_plan(on_gpu(program)).kernels
     assert kernel.tiling is not None and [tile.whole for tile in kernel.tiling.tiles] == [False, True]
     assert "i1 = tl.arange(0, RBLOCK)[None, :].to(tl.int64)" in print_triton(kernel).source
+
+
+def norm(x: Tensor) -> Tensor:
+    """Of channels that lie across memory; the result's do not."""
+    return torch.nn.functional.layer_norm(x.mT, x.shape[1:2])
+
+
+def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_so_too() -> None:
+    """Copied first, the norm's stores would cross memory: 272 us for 74 (bfloat16 on an H200)."""
+    x = torch.empty(8, 4096, 1024, dtype=torch.bfloat16, device="meta")
+    for fn, copies in ((lambda x: norm(x).mT.contiguous(), 0), (norm, 1)):
+        kernels = gpu_plan(on_gpu(lowered(fn, x).program)).kernels
+        sides = [[tile.block for tile in kernel.tiling.tiles] for kernel in kernels if kernel.tiling]
+        assert sides.count(["YBLOCK", "XBLOCK"]) == copies

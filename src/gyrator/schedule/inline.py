@@ -1,6 +1,6 @@
 """Inlining: copy a cheap producer into its readers instead of storing it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
@@ -27,12 +27,14 @@ as it is; longer ones are transposed before they are reduced."""
 @dataclass(frozen=True, slots=True)
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
-    distinct loads; how long rows of it, or of what follows from it, are that are reduced."""
+    distinct loads; how long rows of it, or of what follows from it, are that are reduced; whether it, or what follows
+    from it, is stored as it lies, not as a transposed copy of that."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
     distinct: int = 0
     row: int = 0
+    stored: bool = False
 
 
 def inline(program: Program, rule: Rule) -> Program:
@@ -44,8 +46,10 @@ def inline(program: Program, rule: Rule) -> Program:
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
     transcendental bodies that would be evaluated more often than P has elements, and for large transposed copies of
-    which long rows are reduced. Sharing at the same index between several readers is left to fusion."""
-    pinned, reads = shown_values(program).union(*map(addressed, program.nodes)), _reads(program)
+    which long rows are reduced, unless what follows from them is transposed back. Sharing at the same index between
+    several readers is left to fusion."""
+    pinned = shown_values(program).union(*map(addressed, program.nodes))
+    reads = _reads(program, pinned)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 
     def inlined(nest: Nest) -> tuple[Nest, ...]:
@@ -76,7 +80,7 @@ def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
     return replace(node.rewritten(replace_load), origins=origins)
 
 
-def _reads(program: Program) -> dict[Value, _Reads]:
+def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
     """Who reads what. A cast to a wider type will be done by its readers, which then read what it is of."""
     found: dict[Value, _Reads] = {}
     for node in reversed(program.nodes):
@@ -87,11 +91,13 @@ def _reads(program: Program) -> dict[Value, _Reads]:
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
         own = after if _widens(node) and after.nests else None
         row = max(after.row, iterations(reduced))
+        kept = not isinstance(node.root, Pointwise) or after.stored or node.out[0] in pinned
+        stored = kept and not isinstance(node.root, Reduce) and not transposes(node)
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
             new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)
             added = (old.evaluated + new.evaluated, old.distinct + new.distinct)
-            found[load.value] = _Reads((*old.nests, *new.nests), *added, max(old.row, row))
+            found[load.value] = _Reads((*old.nests, *new.nests), *added, max(old.row, row), old.stored or stored)
     return found
 
 
@@ -106,7 +112,7 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
     most = ONCE_ACROSS if any(isinstance(n.root, Reduce) for n in reads.nests) else ROW_ACROSS
-    if pinned or (reads.row > most and transposes(nest)):
+    if pinned or (reads.row > most and reads.stored and transposes(nest)):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
