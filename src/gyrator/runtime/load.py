@@ -40,9 +40,6 @@ Launch = Callable[..., int]
 Bind = Callable[[int, int, OnError], Launch]
 """(address of a kernel, how many pointers and sizes it takes, what to call with a status other than 0) → launch."""
 
-MOST_ARGUMENTS = 63
-"""Pointers and sizes that the launcher can pass; a constant of `launch.cpp`."""
-
 
 def library_file(name: str) -> str:
     """The file of a kernel library in a compiled graph's folder."""
@@ -130,11 +127,11 @@ class Runtime:
         try:
             if library not in self._libraries:
                 self._libraries[library] = ctypes.CDLL(str(path))
-            address = address_of(self._libraries[library], symbol)
+            address, bind = address_of(self._libraries[library], symbol), self._bind
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
         places = [(size, None if at is None else Origin(*at)) for size, at in sites]
-        launch = self._bind(address, count, index_error([(n, at and self.moved.get(at, at)) for n, at in places]))
+        launch = bind(address, count, index_error([(n, at and self.moved.get(at, at)) for n, at in places]))
         return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
     def gpu_kernel(
@@ -176,8 +173,7 @@ class Runtime:
 
     @cached_property
     def _bind(self) -> Bind:
-        path = self.folder / LAUNCHER
-        return load_launcher(path) if path.exists() else bind_by_ctypes
+        return load_launcher(self.folder / LAUNCHER)
 
 
 def names_of(text: str, folder: Path) -> dict[str, Any]:
@@ -236,22 +232,8 @@ def load_launcher(path: Path) -> Bind:
     """The function `bind` of a built `launch.cpp`."""
     library = ctypes.PyDLL(str(path))
     library.gyrator_launcher.restype = ctypes.py_object
-    native: Bind = library.gyrator_launcher()
-
-    return lambda address, count, error: (native if count <= MOST_ARGUMENTS else bind_by_ctypes)(address, count, error)
-
-
-def bind_by_ctypes(address: int, count: int, on_error: OnError) -> Launch:
-    """The same as the launcher's `bind`, slower."""
-    kernel = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * count, ctypes.c_int32)(address)
-
-    def launch(*args: int) -> int:
-        status = kernel(*args)
-        if status:
-            on_error(status)
-        return status
-
-    return launch
+    found: Bind = library.gyrator_launcher()
+    return found
 
 
 def index_error(sites: Sequence[tuple[int | None, Origin | None]]) -> OnError:

@@ -15,7 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.load import MOST_ARGUMENTS, Bind, address_of, bind_by_ctypes, index_error, load_launcher
+from gyrator.runtime.load import Bind, address_of, index_error, load_launcher
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
@@ -44,7 +44,7 @@ def many(count: int) -> str:
     return f"PUBLIC int32_t many{count}({numbers}, int32_t threads) {{ {body} }}\n"
 
 
-COUNTS = (1, 5, 6, 7, 8, 22, 23, 24, 40, MOST_ARGUMENTS, MOST_ARGUMENTS + 1, 100)
+COUNTS = (1, 5, 6, 7, 8, 22, 23, 24, 40, 62, 63, 64, 65, 1000, 1023)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,9 @@ def raise_status(status: int) -> object:
     raise ValueError(f"status {status}")
 
 
-@pytest.fixture(params=["launcher", "ctypes"])
-def kernel(request: pytest.FixtureRequest, built: tuple[ctypes.CDLL, Bind]) -> Callable[[str, int], Callable[..., int]]:
-    library, native = built
-    bind = native if request.param == "launcher" else bind_by_ctypes
+@pytest.fixture
+def kernel(built: tuple[ctypes.CDLL, Bind]) -> Callable[[str, int], Callable[..., int]]:
+    library, bind = built
     return lambda name, count: bind(address_of(library, name), count, raise_status)
 
 
@@ -101,6 +100,8 @@ def test_wrong_arguments_raise(built: tuple[ctypes.CDLL, Bind]) -> None:
         none("3")
     with pytest.raises(OverflowError):
         none(1 << 70)
+    with pytest.raises(TypeError, match="too many"):
+        bind(address_of(library, "none"), 1024, raise_status)
 
 
 def test_interpreter_runs_while_a_kernel_does(kernel: Callable[[str, int], Callable[..., int]]) -> None:

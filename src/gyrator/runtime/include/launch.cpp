@@ -30,29 +30,32 @@ struct Bound { void* kernel; int64_t count; PyObject* on_error; };
 
 static const char kBound[] = "gyrator.kernel";
 static const int kFastCall = 0x80;  // METH_FASTCALL
-static const int64_t kMost = 64;    // arguments of a kernel
-
-// A kernel is int32_t(pointers..., int64_t sizes..., int32_t threads). In the Linux conventions of x86-64 and AArch64
-// an int64_t is passed where a pointer would be, an int32_t is the low half of one, and a callee does not notice
-// further arguments. So a kernel is called with the next larger of three numbers of arguments.
-template <int64_t... I> struct Numbers {
-  static int64_t call(void* kernel, const int64_t* n) {
-    return ((int32_t (*)(decltype((void)I, int64_t())...))kernel)(n[I]...);
-  }
-};
-template <int64_t N, int64_t... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
-template <int64_t... I> struct UpTo<0, I...> : Numbers<I...> {};
-
-static int64_t call(void* kernel, const int64_t* n, int64_t count) {
-  if (count <= 8) return UpTo<8>::call(kernel, n);
-  return count <= 24 ? UpTo<24>::call(kernel, n) : UpTo<kMost>::call(kernel, n);
-}
+static const int64_t kMost = 1024;  // arguments of a kernel
 
 static bool unpack(PyObject* const* args, int64_t count, int64_t* into) {
   for (int64_t i = 0; i < count; ++i) {
     into[i] = PyLong_AsLongLong(args[i]);
     if (into[i] == -1 && PyErr_Occurred()) return false;
   }
+  return true;
+}
+
+// A kernel is int32_t(pointers..., int64_t sizes..., int32_t threads). In the conventions of x86-64 an int64_t is passed
+// where a pointer would be, an int32_t is the low half of one, and a callee does not notice further arguments; behind
+// the six in registers a struct lies in memory as its members would. So a kernel is called with the next larger of four
+// numbers of arguments.
+template <int64_t N> struct Rest { int64_t numbers[N]; };
+template <int64_t N> using Kernel = int32_t(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Rest<N - 6>);
+
+// Whether the arguments are ints; then the kernel has run, with that status.
+template <int64_t N>
+static bool run(void* kernel, PyObject* const* args, int64_t count, int64_t* status) {
+  int64_t numbers[N] = {};
+  if (!unpack(args, count, numbers)) return false;
+  PyThreadState* state = PyEval_SaveThread();
+  const int64_t* n = numbers;
+  *status = ((Kernel<N>*)kernel)(n[0], n[1], n[2], n[3], n[4], n[5], *(const Rest<N - 6>*)(n + 6));
+  PyEval_RestoreThread(state);
   return true;
 }
 
@@ -63,11 +66,9 @@ static PyObject* launch(PyObject* self, PyObject* const* args, int64_t count) {
     PyErr_SetString(PyExc_TypeError, "a kernel takes its pointers, its sizes and the number of threads");
     return nullptr;
   }
-  int64_t numbers[kMost] = {};
-  if (!unpack(args, count, numbers)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const int64_t status = call(bound->kernel, numbers, count);
-  PyEval_RestoreThread(state);
+  int64_t status;
+  const auto run_it = count <= 8 ? run<8> : count <= 24 ? run<24> : count <= 64 ? run<64> : run<kMost>;
+  if (!run_it(bound->kernel, args, count, &status)) return nullptr;
   PyObject* result = PyLong_FromLongLong(status);
   if (status == 0 || result == nullptr) return result;
   PyObject* raised = PyObject_CallFunctionObjArgs(bound->on_error, result, nullptr);
