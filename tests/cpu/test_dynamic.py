@@ -316,6 +316,28 @@ def test_padding_of_what_has_an_unknown_size_among_known_ones(backend: str) -> N
         count_compiles(padded, calls, backend, dynamic=False)
 
 
+def test_copies_of_what_a_mask_chose_beside_other_numbers_may_be_of_nothing(backend: str) -> None:
+    """Where the copies are is computed with a division by their length, which is 0 in the second call."""
+
+    def joined(x: Tensor) -> tuple[Tensor, ...]:
+        copies = x[x > 0].sin().expand(4, -1)
+        rows, columns = copies.reshape(-1), copies.t().reshape(-1)
+        placed = torch.cat([rows, x.new_zeros(3)])
+        placed[1:-2] = columns
+        return F.pad(rows, (1, 2)), torch.cat([columns, x]).cumsum(0), placed
+
+    def moved(x: Tensor, y: Tensor) -> Tensor:
+        chosen = x[x > 0]
+        kept = chosen * 1
+        kept[:2] = chosen[-(x.shape[0] // y.shape[0]) :]
+        return kept
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        calls = [(x.requires_grad_(), torch.ones(4)) for x in (torch.linspace(-2, 3, 9), -torch.ones(9))]
+        count_compiles(joined, [call[:1] for call in calls], backend)
+        count_compiles(moved, calls, backend, dynamic=True)
+
+
 def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
     def pieces(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
         n = (at * 1).item()

@@ -402,7 +402,7 @@ class Expressions(Blocks[Term, Block]):
             return known
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
-                a, b = self.index(num), self.index(den)
+                a, b = self.index(num), self._divisor(den)
                 sign, name = ("/", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
                 text = f"{a.operand} {sign} {b.operand}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
             case Min(left, right) | Max(left, right):
@@ -417,6 +417,10 @@ class Expressions(Blocks[Term, Block]):
         term = self.integer(text, max(a.depth, b.depth), "k")
         self.bind(atom, term)
         return term
+
+    def _divisor(self, den: Index) -> Term:
+        """A size that may be 0 as 1: nobody reads what it divides then, but that is computed and must not trap."""
+        return self.index(den if is_nonnegative(den - 1) else Max(den, ONE).index())
 
     def integer(self, text: str, depth: int, stem: str) -> Term:
         """Name an ``int64_t`` in the block at ``depth``."""
@@ -458,7 +462,7 @@ class Expressions(Blocks[Term, Block]):
             case FloorDiv(num, den) | Mod(num, den):
                 uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
                 if is_nonnegative(num) and not self.varies(den):
-                    a, d = self.vector_index(num), self.index(den)
+                    a, d = self.vector_index(num), self._divisor(den)
                     return Term(f"gy::{uniform}({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
                 return _combined(name, [self.vector_index(num), self.vector_index(den)])
             case Min(left, right) | Max(left, right):

@@ -87,7 +87,7 @@ def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
     if is_nonnegative(-index - 1):
         index = index + size
     elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
-        index = index + size * clamp(-(index // size), ZERO, ONE)
+        index = index + size * clamp(-index, ZERO, ONE)
     if all(map(b.symbols.nonnegative, (index, size - index))):
         return index
     return clamp(index, ZERO, size)

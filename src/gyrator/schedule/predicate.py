@@ -3,7 +3,7 @@
 from functools import cache
 
 from gyrator.ir.expr import Checked, Expr, Load, Masked, map_indirect
-from gyrator.ir.index import Index
+from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
 from gyrator.ir.simplify import Rule
@@ -15,8 +15,8 @@ def predicate(program: Program, rule: Rule) -> Program:
 
     Before: ``masked(1 <= i <= N, load(x, i-1), 0)``; after: ``load(x, i-1, mask = 1 <= i <= N, other = 0)``.
     Where the body is more than a load, the mask stays as a ``where`` too. A load whose coordinates are
-    proved to be in range everywhere needs no mask. The same load outside the mask is another node: the memo
-    is keyed by (node, path condition)."""
+    proved to be in range everywhere needs no mask, if the value has elements. The same load outside the mask
+    is another node: the memo is keyed by (node, path condition)."""
     return map_nests(program, lambda nest: (nest.map(_Pusher(rule).expr),))
 
 
@@ -40,7 +40,8 @@ class _Pusher:
             case Load(value, index, mask, other):
                 at = tuple(self.index(i, cond) for i in index)
                 inner = None if mask is None else self.expr(mask, cond)
-                if cond is not None and within(at, value.shape):
+                full = all(is_nonnegative(size - 1) for size in value.shape)
+                if cond is not None and (within(at, value.shape) or not full):
                     unread = identity("sum", value.dtype) if inner is None else other
                     return Load(value, at, self._both(cond, inner), unread)
                 return Load(value, at, inner, other)
