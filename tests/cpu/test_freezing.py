@@ -223,6 +223,28 @@ class Scaled(nn.Module):
         return x * self.weight
 
 
+class Masked(nn.Module):
+    """What follows from the buffer alone is read by a branch, and cut at a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("past", torch.ones(9, 9).tril())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        future, n = self.past == 0, x.shape[0]
+        kept = torch.cond(future.any(), lambda x: x.masked_fill(future[0, 5], 0), lambda x: x * 2, (x,))
+        return kept, x.masked_fill(future[:n, :n], -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_made_of_constants_may_be_read_by_branches_and_cut_at_sizes(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(Masked(), backend="gyrator", options={"freezing": True}, dynamic=dynamic)
+    for n in (4, 7):
+        torch.testing.assert_close(compiled(torch.ones(n, n)), Masked()(torch.ones(n, n)))
+
+
 def test_each_module_of_a_class_and_each_new_parameter_has_its_own_weights() -> None:
     torch._dynamo.reset()
     modules, x = [Scaled(k) for k in (2.0, 3.0, 4.0)], torch.ones(3)

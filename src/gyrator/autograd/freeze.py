@@ -47,7 +47,8 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_made_of_bytes(node: Node) -> bool:
-    return any(i.meta["val"].dtype in (torch.int8, torch.uint8) for i in node.all_input_nodes if "val" in i.meta)
+    values = [operand.meta.get("val") for operand in node.all_input_nodes]
+    return any(isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8) for value in values)
 
 
 def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:

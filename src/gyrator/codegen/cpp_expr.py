@@ -243,8 +243,7 @@ class Expressions(Blocks[Term, Block]):
         if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
             zero = f"gy::broadcast<{self.width if vector else 1}>(int64_t(0))"
             text = f"gy::where({terms[0].text}, {text}, {zero})"
-            if not is_nonnegative(e.size - 1):
-                size = replace(size, text=f"gy::max_index(1, {size.text})")
+            size = self._positive(e.size)
         depth = max(size.depth, *(t.depth for t in terms))
         for block in self.blocks[depth + 1 :]:
             depth = block.depth if block.skippable else depth
@@ -402,7 +401,7 @@ class Expressions(Blocks[Term, Block]):
             return known
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
-                a, b = self.index(num), self._divisor(den)
+                a, b = self.index(num), self._positive(den)
                 sign, name = ("/", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
                 text = f"{a.operand} {sign} {b.operand}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
             case Min(left, right) | Max(left, right):
@@ -418,9 +417,9 @@ class Expressions(Blocks[Term, Block]):
         self.bind(atom, term)
         return term
 
-    def _divisor(self, den: Index) -> Term:
-        """A size that may be 0 as 1: nobody reads what it divides then, but that is computed and must not trap."""
-        return self.index(den if is_nonnegative(den - 1) else Max(den, ONE).index())
+    def _positive(self, size: Index) -> Term:
+        """A size, 1 for one that may be 0: nobody reads what lies along it then, but the place is computed."""
+        return self.index(size if is_nonnegative(size - 1) else Max(size, ONE).index())
 
     def integer(self, text: str, depth: int, stem: str) -> Term:
         """Name an ``int64_t`` in the block at ``depth``."""
@@ -462,7 +461,7 @@ class Expressions(Blocks[Term, Block]):
             case FloorDiv(num, den) | Mod(num, den):
                 uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
                 if is_nonnegative(num) and not self.varies(den):
-                    a, d = self.vector_index(num), self._divisor(den)
+                    a, d = self.vector_index(num), self._positive(den)
                     return Term(f"gy::{uniform}({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
                 return _combined(name, [self.vector_index(num), self.vector_index(den)])
             case Min(left, right) | Max(left, right):
