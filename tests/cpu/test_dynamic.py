@@ -316,6 +316,12 @@ def test_padding_of_what_has_an_unknown_size_among_known_ones(backend: str) -> N
         count_compiles(padded, calls, backend, dynamic=False)
 
 
+def test_gradients_of_what_a_mask_chose_of_nothing_are_zero(backend: str) -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        calls = [(x.requires_grad_(),) for x in (torch.linspace(-2, 3, 9), -torch.ones(9))]
+        count_compiles(lambda x: (x * 2).masked_select(x > 0) + 1, calls, backend)
+
+
 def test_copies_of_what_a_mask_chose_beside_other_numbers_may_be_of_nothing(backend: str) -> None:
     """Where the copies are is computed with a division by their length, which is 0 in the second call."""
 

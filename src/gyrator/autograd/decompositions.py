@@ -208,12 +208,11 @@ def _max_unpool(x: Tensor, where: Tensor, size: Sequence[Any], *_: Any) -> Tenso
 
 
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """masked_scatter(x, mask, s) → where(mask, s[cumsum(mask) − 1], x), the elements of each row by row."""
-    if any(type(size) is int and size == 0 for size in (*x.shape, *source.shape)):
-        return NotImplemented
+    """masked_scatter(x, mask, s) → where(mask, (0, s…)[cumsum(mask)], x), the elements of each row by row; what the
+    mask leaves out reads the 0, as s may have no elements."""
     x, mask = torch.broadcast_tensors(x, mask)
     chosen = mask.flatten()
-    taken = source.flatten()[torch.where(chosen, chosen.cumsum(0) - 1, 0)]
+    taken = aten.constant_pad_nd(source.flatten(), [1, 0])[torch.where(chosen, chosen.cumsum(0), 0)]
     return torch.where(mask, taken.view(x.shape), x)
 
 
