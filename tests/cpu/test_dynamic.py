@@ -412,6 +412,17 @@ def test_a_result_behind_a_loss_may_have_a_gradient_after_all(backend: str) -> N
             torch.testing.assert_close(found, expected)
 
 
+def test_gradients_of_rows_that_were_shifted_and_pooled(backend: str) -> None:
+    """One part of a gradient is of the first row of what was itself written into a tensor of zeros."""
+
+    def pooled(x: Tensor) -> Tensor:
+        shifted = torch.cat([x[:, :1], x[:, :-1]], 1)
+        return F.avg_pool2d(shifted[:, None], (2, 1), ceil_mode=True)[:, 0]
+
+    calls = [(torch.randn(2, n, 4, requires_grad=True),) for n in (6, 9)]
+    count_compiles(pooled, calls, backend, dynamic=True)
+
+
 @torch.no_grad()
 def test_intermediates_lie_in_the_result_only_in_calls_where_they_fit() -> None:
     def decode(x: Tensor, y: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
     root, here = nest.root, coords_of(nest.axes)
     if not isinstance(root, Scatter) or not isinstance(root.body, Load) or root.body != Load(root.body.value, here):
         return nest
-    inner = makers[root.body.value].root if root.body.value in makers else None
+    whole = root.body.value.shape == tuple([axis.extent for axis in nest.axes])
+    inner = makers[root.body.value].root if whole and root.body.value in makers else None
     if not isinstance(inner, Scatter) or {root.combine, inner.combine} != {"set"}:
         return nest
     if any(i.indirects() for i in root.index) or read(inner.into, here) != read(root.into, root.index):
