@@ -9,7 +9,7 @@ Low precision: every decomposition here computes bfloat16 and float16 inputs in 
 its end, as eager's own kernels do inside one op."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -123,19 +123,10 @@ def _soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reductio
     return (value / x.numel() if reduction == 1 else value).to(x.dtype)
 
 
-def _linspace(
-    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: object
-) -> Tensor:
-    """linspace(a, b, n) of integers → a + s·i before the middle and b − s·(n − 1 − i) from there on, with
-    s = (b − a)/(n − 1), in float64 and truncated, as eager computes it; torch's table does it in float32."""
-    if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
-        return _LINSPACE(start, end, steps, dtype=dtype, device=device)
-    wide = partial(torch.full, (), dtype=torch.float64, device=device)
-    low, high = ((x if isinstance(x, Tensor) else wide(x)).to(dtype).to(torch.float64) for x in (start, end))
-    index = torch.arange(steps, device=device)
-    step = (high - low) / (steps - 1)
-    value = torch.where(index < steps // 2, low + step * index, high - step * (steps - 1 - index))
-    return value.to(dtype)
+def _linspace(*args: Any, dtype: torch.dtype | None = None, **of: Any) -> Tensor:
+    """Whole for integers, which eager computes in float64, torch's table in float32."""
+    whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return NotImplemented if whole else _LINSPACE(*args, dtype=dtype, **of)
 
 
 def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
@@ -201,12 +192,6 @@ def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     return aten.max_pool2d_with_indices_backward.default(g, x, *others, narrow.to(torch.int64))
 
 
-def _max_unpool(x: Tensor, where: Tensor, size: Sequence[Any], *_: Any) -> Tensor:
-    """max_unpool(x, where, [H, W]) → a scatter into planes of H·W; torch's table writes beside a plane, too."""
-    planes = x.new_zeros((*x.shape[: -len(size)], math.prod(size)))
-    return planes.scatter(-1, where.flatten(-len(size)), x.flatten(-len(size))).unflatten(-1, size)
-
-
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """masked_scatter(x, mask, s) → where(mask, (0, s…)[cumsum(mask)], x), the elements of each row by row; what the
     mask leaves out reads the 0, as s may have no elements."""
@@ -216,30 +201,9 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.where(mask, taken.view(x.shape), x)
 
 
-def _polygamma(n: int, x: Tensor) -> Tensor:
-    """The digamma function and its first derivative; higher ones need the zeta function, a library call.
-
-    The derivative is reflected at ½, raised by six steps of ``ψ'(x) = ψ'(x + 1) + 1/x²``, then four terms of its series
-    in 1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12)."""
-    if n not in (0, 1):
-        return NotImplemented
-    if n == 0:
-        return torch.digamma(x)
-    wide = _widen(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
-    y = torch.where(wide < 0.5, 1 - wide, wide)
-    total = sum(1 / ((y + k) * (y + k)) for k in range(6))
-    y = y + 6
-    square = 1 / (y * y)
-    total = total + (1 + 0.5 / y + square * (1 / 6 - square * (1 / 30 - square / 42))) / y
-    value = torch.where(wide < 0.5, (math.pi / torch.sin(wide * math.pi)) ** 2 - total, total)
-    return value.to(x.dtype) if x.is_floating_point() else value
-
-
 def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
     """round(x, decimals=2) → round(x·100)/100, round(x, decimals=-2) → round(x/100)·100."""
     scale, wide = 10.0 ** abs(decimals), _widen(x)
-    if not x.is_floating_point() or decimals == 0:
-        return torch.round(x)
     value = torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale
     return value.to(x.dtype)
 
@@ -288,10 +252,9 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
-    aten.polygamma.default: _polygamma,
+    aten.polygamma.default: lambda n, x: torch.digamma(x) if n == 0 else NotImplemented,
     aten.round.decimals: _round_decimals,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
-    **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _max_unpool),
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,

@@ -123,7 +123,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "addcdiv": (lambda x, y: torch.addcdiv(x, x, y, value=0.5), (tensor(*SHAPE), tensor(*SHAPE, seed=1, low=1.0))),
     "glu": (lambda x: F.glu(x, 0), (tensor(6, 5),)),
     "angle": (lambda x: torch.angle(x), (tensor(*SHAPE),)),
-    "trigamma": (lambda x: torch.polygamma(1, x), (tensor(*SHAPE),)),
     "round to decimals": (lambda x: torch.round(x, decimals=2), (tensor(*SHAPE),)),
     "shifts": (lambda x: (x << 2) + (x >> 1), (tensor(*SHAPE, dtype=torch.int64),)),
     "integers counted by fractions": (lambda x: x + torch.arange(2.1, -2.9, -1.5, dtype=x.dtype), (tensor(4).long(),)),
