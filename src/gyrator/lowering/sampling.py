@@ -73,10 +73,10 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
 def _resized(
     old: Sequence[Index], new: Sequence[Index], factors: Sequence[float | None], *, doubled: bool
 ) -> list[Resize]:
-    """Where ``doubled``, a doubled size counts as that, whatever factor the user gave, as in eager's CPU kernels."""
+    """Where ``doubled``, a size that stays or doubles does so whatever its factor, as in eager's CPU kernels."""
     given = [*factors, *[None] * (len(old) - 2 - len(factors))]
     sizes = [Resize(*row) for row in zip(old[2:], new[2:], given, strict=True)]
-    return [replace(s, factor=None) if doubled and s.new is s.old * 2 else s for s in sizes]
+    return [replace(s, factor=None) if doubled and s.new in (s.old, s.old * 2) else s for s in sizes]
 
 
 def _nearest_forward(exact: bool, b: Builder, out: Meta, x: TensorRef, size: object, *factors: float | None) -> Any:

@@ -31,7 +31,8 @@ def test_nearest_and_its_gradient(name: str, old: Pair, new: Pair, factors: Fact
         check(lambda g: backward(g, new, [2, 3, *old], *factors), given, dynamic=dynamic)
 
 
-def test_a_doubled_size_is_doubled_whatever_the_factor() -> None:
-    x, size, factors = tensor(2, 3, 2, 6), (4, 12), (2.3, 2.0)
+@pytest.mark.parametrize(("size", "factors"), [((4, 12), (2.3, 2.0)), ((2, 6), (1.3, 1.1)), ((2, 9), (1.3, 1.5))])
+def test_a_size_that_stays_or_doubles_does_so_whatever_the_factor(size: Pair, factors: Factors) -> None:
+    x = tensor(2, 3, 2, 6)
     check(lambda x: aten.upsample_nearest2d.default(x, size, *factors), x)
     check(lambda g: aten.upsample_nearest2d_backward.default(g, size, x.shape, *factors), tensor(2, 3, *size))
