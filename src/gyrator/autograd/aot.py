@@ -17,7 +17,7 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose, merge_equal_calls
-from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
+from gyrator.autograd.decompositions import WRAPPED, DecompositionTable, decomposition_table
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, differentiable, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, negated, overlapping
@@ -142,7 +142,7 @@ def aot_program(
         inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs, fuses=fuses, frozen=frozen and fuses and not torch.is_grad_enabled())
     with stage("decompose"), torch_compat.rules_for_sizes(gm, inputs.values):
-        build = decompose(joint.build, {**SAVED_NARROW, **table})
+        build = decompose(joint.build, {**WRAPPED, **table})
         merge_equal_calls(build.graph)
         if channels_last is not False:
             prefer_layouts(build, always=channels_last is True)

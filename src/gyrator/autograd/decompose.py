@@ -32,7 +32,6 @@ from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
 
 _LOOPS = re.compile("aten::(_?upsample|adaptive|bucketize|searchsorted|(log)?cum)")  # beside core and pointwise ones
-_FLOATS = {torch.float32, torch.float64}
 INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
 
 
@@ -59,7 +58,7 @@ def _refuse_types(graph: Graph, table: DecompositionTable) -> None:
         for node in graph.nodes:
             op, tensors = node.target, [x for i in node.all_input_nodes if isinstance(x := i.meta["val"], Tensor)]
             call = op, *[x.dtype for x in tensors]
-            if call in asked or {*call[1:]} <= _FLOATS or not isinstance(op, OpOverload):
+            if call in asked or {*call[1:]} <= {torch.float32, torch.float64} or not isinstance(op, OpOverload):
                 continue
             asked.add(call)
             loops = op in table or {torch.Tag.core, torch.Tag.pointwise} & {*op.tags} or _LOOPS.match(op.name())

@@ -19,7 +19,7 @@ from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
 from gyrator import torch_compat
-from gyrator.autograd.fake_results import OF_MEANS, of_a_mean
+from gyrator.autograd.fake_results import OF_MEANS, of_a_mean, overloads
 from gyrator.autograd.partition.recompute import size_hint
 
 Decomposition = Callable[..., Any]
@@ -43,9 +43,8 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu silu_backward sinc softplus softplus_backward softshrink "
     "special_entr special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss soft_margin_loss "
     "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
-    "soft_margin_loss soft_margin_loss_backward "
     # normalisation
     "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
     "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm "
@@ -64,8 +63,7 @@ _FROM_TORCH = (
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
     "replication_pad1d replication_pad2d replication_pad3d "
     # creation
-    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill linspace logspace "
-    "hann_window "
+    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill logspace hann_window "
     # indexing
     "_unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
@@ -80,6 +78,7 @@ _FROM_TORCH = (
 _NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_num.default]
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
+_ENTROPY: Decomposition = get_decompositions([aten.binary_cross_entropy])[aten.binary_cross_entropy.default]
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -116,17 +115,25 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
     return value.to(grad.dtype) if grad.is_floating_point() else value
 
 
-def _soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """soft_margin_loss_backward(g, x, t) → −t·g·sigmoid(−t·x); sigmoid(t·x) − 1 would cancel. Reduction 1: the mean."""
-    wide_target = _widen(target)
-    value = -wide_target * _widen(grad) * torch.sigmoid(-wide_target * _widen(x))
-    return (value / x.numel() if reduction == 1 else value).to(x.dtype)
-
-
 def _linspace(*args: Any, dtype: torch.dtype | None = None, **of: Any) -> Tensor:
     """Whole for integers, which eager computes in float64, torch's table in float32."""
     whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     return NotImplemented if whole else _LINSPACE(*args, dtype=dtype, **of)
+
+
+def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
+    """The operator itself, but that eager refuses to divide integers by zero on a processor."""
+    result: Tensor = op(x, y, **mode)
+    if isinstance(y, Tensor) and y.is_cpu and not result.is_floating_point():
+        aten._assert_async.msg((y != 0).all(), "ZeroDivisionError")
+    return result
+
+
+def _binary_cross_entropy(x: Tensor, target: Tensor, *options: Any) -> Tensor:
+    """Torch's table, but that eager refuses what lies outside of [0, 1] on a processor."""
+    for name, given in (("input", x), ("target", target)) if x.is_cpu else ():
+        aten._assert_async.msg(((given >= 0) & (given <= 1)).all(), f"all elements of {name} should be between 0 and 1")
+    return _ENTROPY(x, target, *options)
 
 
 def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
@@ -249,19 +256,21 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.polygamma.default: lambda n, x: torch.digamma(x) if n == 0 else NotImplemented,
     aten.round.decimals: _round_decimals,
-    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,
 }
 
-SAVED_NARROW: DecompositionTable = {aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward}
-"""What is saved in fewer bits. Such an operator is part of its decomposition, which `decompose` alone can do."""
+WRAPPED: DecompositionTable = {
+    op: partial(_divide, op) for op in overloads("remainder.Tensor remainder.Scalar_Tensor fmod.Tensor div.Tensor_mode")
+} | {aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward}
+"""Operators that are part of their decompositions, which `decompose` alone can do."""
 
 _RANDOM: Mapping[OpOverload, Decomposition] = {
     aten.native_dropout.default: _native_dropout,

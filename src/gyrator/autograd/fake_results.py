@@ -171,12 +171,13 @@ def _rows_if_possible(x: Tensor) -> torch.memory_format:
 
 def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
     """The CPU kernel concatenates two parts of the tensor for each dimension."""
-    if x.device.type != "cpu" or not dims or x.numel() == 0 or _key((x, shifts)) is None:
+    if x.device.type != "cpu" or not dims or x.numel() == 0:
         return aten.roll.default(x, shifts, dims)
-    for shift, dim in zip(shifts, dims, strict=True):
+    known = _key((x, shifts)) is not None
+    for shift, dim in zip(shifts, dims, strict=True) if known else ():
         start = -shift % x.shape[dim]
         x = torch.cat([x.narrow(dim, start, x.shape[dim] - start), x.narrow(dim, 0, start)], dim)
-    return x
+    return x if known else torch.empty_like(x, memory_format=suggest_memory_format(x))
 
 
 def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Tensor:
@@ -212,22 +213,22 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
     raise DynamicOutputShapeException(aten._unique.default)
 
 
-def _ops(names: str) -> tuple[OpOverload, ...]:
+def overloads(names: str) -> tuple[OpOverload, ...]:
     """ATen's operators of these names, the default overload where none is named."""
     return tuple([attrgetter(name if "." in name else f"{name}.default")(aten) for name in names.split()])
 
 
-OF_MEANS = _ops("huber_loss_backward mse_loss_backward smooth_l1_loss_backward")
-_ROWS = _ops("log_sigmoid_forward nll_loss2d_forward pow.Scalar")
-_BATCH_NORMS = _ops(
+OF_MEANS = overloads("huber_loss_backward mse_loss_backward smooth_l1_loss_backward")
+_ROWS = overloads("log_sigmoid_forward nll_loss2d_forward pow.Scalar")
+_BATCH_NORMS = overloads(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
     "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
-_CHANNELS_LAST = _ops(
+_CHANNELS_LAST = overloads(
     "max_unpool2d reflection_pad3d replication_pad3d upsample_bilinear2d upsample_nearest2d upsample_bicubic2d "
     "channel_shuffle native_group_norm"
 )
-_LIKE_SUMS = _ops(
+_LIKE_SUMS = overloads(
     "copysign.Tensor div.Tensor_mode floor_divide heaviside logaddexp logaddexp2 special_xlog1py xlogy.Tensor "
     "logical_and logical_or logical_xor lcm gelu_backward logit_backward silu_backward tanh_backward"
 )
@@ -235,8 +236,7 @@ _PARTS: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
     aten.select_scatter.default: (lambda x, _, *place, **named: aten.select.int(x, *place, **named), 1),
     aten.slice_scatter.default: (lambda x, _, *place, **named: aten.slice.Tensor(x, *place, **named), 1),
     aten.diagonal_scatter.default: (lambda x, _, *place, **named: aten.diagonal.default(x, *place, **named), 1),
-    aten.index_add.default: (lambda x, dim, index, *_, **__: x.index_select(dim, index), 3),
-    aten.index_reduce.default: (lambda x, dim, index, *_, **__: x.index_select(dim, index), 3),
+    **dict.fromkeys(overloads("index_add index_reduce"), (lambda x, dim, at, *_, **__: x.index_select(dim, at), 3)),
     **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), (_indexed, 2)),
     aten.nll_loss2d_forward.default: (lambda x, *_: x.sum(1), 1),
 }

@@ -125,6 +125,7 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     same_as_eager(lambda x, y: torch.maximum(x.t()[None], y), torch.randn(6, 1), torch.randn(6, 1), backward=False)
     for shift in (1, -4):
         same_as_eager(lambda x, n=shift: (x.roll(n, 0), x.roll((n, 1), (2, -1))), image, backward=False)
+    same_as_eager(lambda x: x.roll(1, 0).as_strided((5, 4), (4, 1), 0), image, backward=False, dynamic=True)
     same_as_eager(lambda x: x.t()[::2].index_fill(0, torch.tensor([1]), 3), torch.randn(3, 4), backward=False)
     same_as_eager(lambda x: (2**x, x // 2, torch.div(x, 3, rounding_mode="floor")), columns, backward=False)
     pair = columns[:, None], torch.randn(3, 4).t()
@@ -165,6 +166,37 @@ def test_types_that_eagers_kernel_lacks_are_refused(case: str, dynamic: bool) ->
     run, _ = compiled(fn, dynamic=dynamic)
     with pytest.raises(Exception, match=re.escape(str(error.value).splitlines()[0])):
         run(x)
+
+
+WHOLE_NUMBERS, ZEROS = torch.arange(-4, 4), torch.tensor([1, 0, 2, 3, -1, 5, 6, 7])
+WRONG: dict[str, tuple[Callable[..., Any], Tensor, Tensor]] = {
+    "a floored division by zero": (lambda x, y: x // y, WHOLE_NUMBERS, ZEROS),
+    "a truncated division by zero": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), WHOLE_NUMBERS, ZEROS),
+    "a remainder by zero": (lambda x, y: x % y, WHOLE_NUMBERS, ZEROS),
+    "a number's remainder by zero": (lambda x, y: x + 3 % y, WHOLE_NUMBERS, ZEROS),
+    "fmod by zero": (torch.fmod, WHOLE_NUMBERS.int(), ZEROS),
+    "an entropy of what is no probability": (F.binary_cross_entropy, torch.tensor([0.5, 1.5]), torch.ones(2)),
+    "an entropy of NaN": (F.binary_cross_entropy, torch.tensor([0.5, torch.nan]), torch.ones(2)),
+    "an entropy by what is no probability": (F.binary_cross_entropy, torch.rand(2), torch.tensor([1.0, -0.5])),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", WRONG)
+def test_values_that_eager_refuses_are_refused(case: str, dynamic: bool) -> None:
+    fn, x, y = WRONG[case]
+    with pytest.raises(RuntimeError) as error:
+        fn(x, y)
+    run, _ = compiled(fn, dynamic=dynamic)
+    right = (x, y.abs() + 1) if y is ZEROS else (x.nan_to_num().clamp(0, 1), y.clamp(0, 1))
+    torch.testing.assert_close(run(*right), fn(*right))
+    with pytest.raises(RuntimeError, match=str(error.value)):
+        run(x, y)
+
+
+def test_divisions_that_give_fractions_may_be_by_zero() -> None:
+    same_as_eager(lambda x, y: (x / y, torch.div(x, y, rounding_mode=None)), WHOLE_NUMBERS, ZEROS, backward=False)
+    same_as_eager(lambda x, y: (x % y, x // y), WHOLE_NUMBERS.float(), ZEROS, backward=False)
 
 
 def test_asking_which_types_a_kernel_has_draws_no_random_numbers() -> None:
