@@ -10,7 +10,6 @@ A result whose strides differ from those of the operator itself is restrided, so
 the metadata it was traced with."""
 
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,43 +30,14 @@ from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
 
-_LOOPS = re.compile("aten::(_?upsample|adaptive|bucketize|searchsorted|(log)?cum)")  # beside core and pointwise ones
 INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
 
 
 def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
     """A new graph with every call of an operator in `table` replaced.
 
-    Raises: InternalCheckError for a decomposition whose result has another size or dtype than the operator; eager's
-    error for types that its kernels lack."""
-    _refuse_types(build.graph, table)
+    Raises: InternalCheckError for a decomposition whose result has another size or dtype than the operator."""
     return _Pass(table, GraphBuilder(build.results)).run(build.graph, build.bodies)
-
-
-def _refuse_types(graph: Graph, table: DecompositionTable) -> None:
-    """Raises eager's error for types that its kernel on a processor lacks, and a loop of ours may have: operators that
-    become loops are called once with each of their types, on zeros; sizes and other whole numbers are at most 8."""
-
-    def small(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return torch.zeros([small(size) for size in value.shape], dtype=value.dtype)
-        return 8 if isinstance(value, SYMBOLIC_TYPES) else min(value, 8) if type(value) is int else value
-
-    asked: set[Any] = set()
-    with torch_compat.without_autocast(), torch.no_grad():
-        for node in graph.nodes:
-            op, tensors = node.target, [x for i in node.all_input_nodes if isinstance(x := i.meta["val"], Tensor)]
-            call = op, *[x.dtype for x in tensors]
-            if call in asked or {*call[1:]} <= {torch.float32, torch.float64} or not isinstance(op, OpOverload):
-                continue
-            asked.add(call)
-            loops = op in table or {torch.Tag.core, torch.Tag.pointwise} & {*op.tags} or _LOOPS.match(op.name())
-            if loops and torch.Tag.nondeterministic_seeded not in op.tags and all(x.is_cpu for x in tensors):
-                try:
-                    op(*mapped(values_of(node.args), small), **mapped(values_of({**node.kwargs}), small))
-                except Exception as error:
-                    if re.search("not implemented for '|[Bb]ool|can't be cast", str(error)):
-                        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu silu_backward sinc softplus softplus_backward softshrink "
     "special_entr special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss soft_margin_loss "
+    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
     "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
+    "soft_margin_loss "
     # normalisation
     "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
     "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm "
@@ -78,7 +79,6 @@ _FROM_TORCH = (
 _NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_num.default]
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
-_ENTROPY: Decomposition = get_decompositions([aten.binary_cross_entropy])[aten.binary_cross_entropy.default]
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -127,13 +127,6 @@ def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
     if isinstance(y, Tensor) and y.is_cpu and not result.is_floating_point():
         aten._assert_async.msg((y != 0).all(), "ZeroDivisionError")
     return result
-
-
-def _binary_cross_entropy(x: Tensor, target: Tensor, *options: Any) -> Tensor:
-    """Torch's table, but that eager refuses what lies outside of [0, 1] on a processor."""
-    for name, given in (("input", x), ("target", target)) if x.is_cpu else ():
-        aten._assert_async.msg(((given >= 0) & (given <= 1)).all(), f"all elements of {name} should be between 0 and 1")
-    return _ENTROPY(x, target, *options)
 
 
 def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
@@ -256,7 +249,6 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place

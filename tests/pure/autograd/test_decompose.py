@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,55 +140,24 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     same_as_eager(lambda x: F.pad(x, (1,) * 6, mode="reflect"), volume, backward=False)
 
 
-REFUSED: dict[str, tuple[Callable[..., Any], Tensor]] = {
-    "softmax of integers": (lambda x: torch.softmax(x, 0), torch.arange(5)),
-    "gelu of bytes": (F.gelu, torch.arange(5, dtype=torch.uint8)),
-    "rounded booleans": (torch.round, torch.arange(5) > 2),
-    "the place of a boolean": (lambda x: x.argmax(0), torch.arange(5) > 2),
-    "a difference of booleans": (lambda x: x - x, torch.arange(5) > 2),
-    "windows of booleans": (lambda x: F.max_pool2d(x, 2), torch.ones(1, 1, 20, 20) > 0),
-    "windows of bfloat16": (lambda x: F.avg_pool3d(x, 3), torch.ones(1, 1, 9, 9, 9, dtype=torch.bfloat16)),
-    "patches of integers": (lambda x: F.unfold(x, 3), torch.ones(1, 1, 20, 20, dtype=torch.int32)),
-    "the largest integers of parts": (lambda x: F.adaptive_max_pool2d(x, 3), torch.ones(1, 20, 20, dtype=torch.int32)),
-    "a running sum of exponentials": (lambda x: torch.logcumsumexp(x, 0), torch.tensor(0, dtype=torch.uint8)),
-    "a complex norm": (lambda x: F.group_norm(x, 2), torch.ones(2, 4, 3, dtype=torch.complex64)),
-}
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("case", REFUSED)
-def test_types_that_eagers_kernel_lacks_are_refused(case: str, dynamic: bool) -> None:
-    """A loop of ours could compute with them, but the program is an error."""
-    fn, x = REFUSED[case]
-    with pytest.raises((RuntimeError, NotImplementedError)) as error:
-        fn(x)
-    run, _ = compiled(fn, dynamic=dynamic)
-    with pytest.raises(Exception, match=re.escape(str(error.value).splitlines()[0])):
-        run(x)
-
-
 WHOLE_NUMBERS, ZEROS = torch.arange(-4, 4), torch.tensor([1, 0, 2, 3, -1, 5, 6, 7])
-WRONG: dict[str, tuple[Callable[..., Any], Tensor, Tensor]] = {
+BY_ZERO: dict[str, tuple[Callable[..., Any], Tensor, Tensor]] = {
     "a floored division by zero": (lambda x, y: x // y, WHOLE_NUMBERS, ZEROS),
     "a truncated division by zero": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), WHOLE_NUMBERS, ZEROS),
     "a remainder by zero": (lambda x, y: x % y, WHOLE_NUMBERS, ZEROS),
     "a number's remainder by zero": (lambda x, y: x + 3 % y, WHOLE_NUMBERS, ZEROS),
     "fmod by zero": (torch.fmod, WHOLE_NUMBERS.int(), ZEROS),
-    "an entropy of what is no probability": (F.binary_cross_entropy, torch.tensor([0.5, 1.5]), torch.ones(2)),
-    "an entropy of NaN": (F.binary_cross_entropy, torch.tensor([0.5, torch.nan]), torch.ones(2)),
-    "an entropy by what is no probability": (F.binary_cross_entropy, torch.rand(2), torch.tensor([1.0, -0.5])),
 }
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("case", WRONG)
-def test_values_that_eager_refuses_are_refused(case: str, dynamic: bool) -> None:
-    fn, x, y = WRONG[case]
+@pytest.mark.parametrize("case", BY_ZERO)
+def test_integers_are_not_divided_by_zero(case: str, dynamic: bool) -> None:
+    fn, x, y = BY_ZERO[case]
     with pytest.raises(RuntimeError) as error:
         fn(x, y)
     run, _ = compiled(fn, dynamic=dynamic)
-    right = (x, y.abs() + 1) if y is ZEROS else (x.nan_to_num().clamp(0, 1), y.clamp(0, 1))
-    torch.testing.assert_close(run(*right), fn(*right))
+    torch.testing.assert_close(run(x, y.abs() + 1), fn(x, y.abs() + 1))
     with pytest.raises(RuntimeError, match=str(error.value)):
         run(x, y)
 
@@ -197,16 +165,6 @@ def test_values_that_eager_refuses_are_refused(case: str, dynamic: bool) -> None
 def test_divisions_that_give_fractions_may_be_by_zero() -> None:
     same_as_eager(lambda x, y: (x / y, torch.div(x, y, rounding_mode=None)), WHOLE_NUMBERS, ZEROS, backward=False)
     same_as_eager(lambda x, y: (x % y, x // y), WHOLE_NUMBERS.float(), ZEROS, backward=False)
-
-
-def test_asking_which_types_a_kernel_has_draws_no_random_numbers() -> None:
-    run, _ = compiled(lambda x: F.dropout(x, 0.5, training=True))
-    states = []
-    for _ in range(2):  # with compiling, and without
-        torch.manual_seed(0)
-        run(torch.ones(8, dtype=torch.bfloat16))
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
 
 
 def test_linspace_of_integers_is_eagers() -> None:
