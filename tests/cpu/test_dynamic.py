@@ -316,6 +316,22 @@ def test_padding_of_what_has_an_unknown_size_among_known_ones(backend: str) -> N
         count_compiles(padded, calls, backend, dynamic=False)
 
 
+def test_elements_at_a_mask_are_written_in_what_has_an_unbacked_size(backend: str) -> None:
+    def masked(x: Tensor) -> Tensor:
+        y = x.transpose(0, 2).clone()
+        y[y > 1] = x.shape[1]
+        return y
+
+    compiled = torch.compile(masked, backend=backend)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for n in (5, 1, 0):
+            x = torch.randn(4, 3, n, requires_grad=True)
+            torch._dynamo.decorators.mark_unbacked(x, 2)
+            (found,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, masked))
+            torch.testing.assert_close(found, expected)
+            assert compiled(x).stride() == masked(x).stride() or n < 2
+
+
 def test_gradients_of_what_a_mask_chose_of_nothing_are_zero(backend: str) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         calls = [(x.requires_grad_(),) for x in (torch.linspace(-2, 3, 9), -torch.ones(9))]

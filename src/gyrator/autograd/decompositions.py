@@ -193,8 +193,7 @@ def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
 
 
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """masked_scatter(x, mask, s) → where(mask, (0, s…)[cumsum(mask)], x), the elements of each row by row; what the
-    mask leaves out reads the 0, as s may have no elements."""
+    """masked_scatter(x, mask, s) → where(mask, [0, *s][cumsum(mask)], x), row by row; s may have no elements."""
     x, mask = torch.broadcast_tensors(x, mask)
     chosen = mask.flatten()
     taken = aten.constant_pad_nd(source.flatten(), [1, 0])[torch.where(chosen, chosen.cumsum(0), 0)]

@@ -24,10 +24,9 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
     known = {inputs[position]: value.detach() for position, value in values.items()}
     held: dict[Node, Tensor] = {}
     for node in list(graph.nodes):
-        if node.op == "call_function" and all(i in known for i in node.all_input_nodes):
-            value = _computed(node, known)
-            if value is not None:
-                known[node] = value
+        follows = node.op == "call_function" and all(i in known for i in node.all_input_nodes)
+        if follows and (value := _computed(node, known)) is not None:
+            known[node] = value
     for node in reversed(list(known)):  # bytes that only make what is wider are made anew as well
         bytes_alone = known[node].dtype.itemsize == 1 and known.keys().isdisjoint(node.users)
         if node.op == "call_function" and bytes_alone and all(_is_made_of_bytes(user) for user in node.users):

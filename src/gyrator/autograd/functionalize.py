@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
@@ -91,7 +92,8 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         link = link.parent
     root = alias.root
     wanted, given = root.node.meta["val"], value.meta["val"]
-    alike = wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1
+    alike = wanted is given or all(guard_or_false(a == b) for a, b in zip(wanted.stride(), given.stride(), strict=True))
+    alike = alike or guard_or_false(wanted.numel() <= 1)
     root.node = value if alike else build.restrided(value, wanted)  # later views count on the layout
     root.generation += 1
     if link.parent is None:

@@ -84,10 +84,7 @@ def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
 
     That it lies there before it is cut off is guarded where it can be: tracing has asked, too."""
     index = ZERO if start is None else as_index(start)
-    if is_nonnegative(-index - 1):
-        index = index + size
-    elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
-        index = index + size * clamp(-index, ZERO, ONE)
+    index = index + size * clamp(-index, ZERO, ONE)  # one more size if it is negative
     if all(map(b.symbols.nonnegative, (index, size - index))):
         return index
     return clamp(index, ZERO, size)
