@@ -1,8 +1,7 @@
 """What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new.
 
-An output that shares memory with an input or with another output is not returned by the compiled graph: the
-shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
-autograd and later in-place writes see the same aliasing as in eager."""
+An output that shares memory with an input or another output is not returned by the compiled graph: the shell repeats
+its views on the tensor that owns the memory, so that autograd and later in-place writes see eager's aliasing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -185,7 +184,6 @@ class _Results:
         return alias
 
     def source(self, value: Any, bases: Mapping[int, tuple[int, Alias | None]]) -> Source:
-        """Where an output comes from."""
         if id(value) in self.inputs:
             return FromInput(self.inputs[id(value)])
         if isinstance(value, SYMBOLIC_TYPES):

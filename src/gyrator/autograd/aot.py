@@ -95,7 +95,6 @@ def assemble(
 
 @contextmanager
 def _grad_mode(within: bool, after: bool) -> Iterator[None]:
-    """Whether autograd is on within a call of a program, and after it."""
     with torch.set_grad_enabled(within):
         yield
     torch.set_grad_enabled(after)
@@ -121,12 +120,10 @@ def aot_program(
     Args:
         gm: torch-level ops, as torch.compile hands them to a backend.
         example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        fw_compiler, bw_compiler: compile forward (or the whole of a program without gradients) and backward, by
-            default the same; see `Compiler`.
+        fw_compiler, bw_compiler: of forward (or a program without gradients) and backward, by default the same.
         partition_fn: decides what forward saves and backward recomputes.
         decompositions: see `decomposition_table`, whose result is the default.
-        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
-            guarded, so it is for static shapes.
+        lazy_backward: compile backward at its first call: for static shapes, as facts about sizes go unguarded then.
         channels_last: None leaves that to the graph.
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
         for_loss: backward is that of the loss alone, where the other results lie behind it.
@@ -193,7 +190,6 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 def _differentiable(
     joint: Joint, roles: JointGraph, halves: Halves, compiled: _Compile, lazy: bool, for_loss: bool
 ) -> Differentiable:
-    """Forward and backward compiled, and how they are joined."""
     kept = halves.saved_values + len(halves.numbers)
     started_forward = compiled(halves.forward, _info("forward", joint, roles, halves.forward, kept))
     tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
@@ -238,7 +234,6 @@ def _completed(
 
 
 def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
-    """A boxed callable that is compiled when it is first called."""
     compiled, lock = cache(compile_now), threading.Lock()
 
     def call(args: list[Any]) -> Sequence[Any]:

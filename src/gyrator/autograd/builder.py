@@ -1,8 +1,7 @@
 """Builds a graph of functional operators whose nodes know their metadata.
 
-`node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) that states size, strides, dtype
-and device as eager would have them. It states metadata only: nodes with equal metadata share one fake
-tensor, so its identity and storage mean nothing."""
+`node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) with eager's size, strides, dtype and
+device. It states metadata only: nodes with equal metadata share one, so its identity and storage mean nothing."""
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -26,9 +25,8 @@ ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 class GraphBuilder:
-    """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit.
-
-    With `keep_numbers`, symbolic numbers stay in the arguments as they are: for a graph that is a template."""
+    """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit. With `keep_numbers`, symbolic
+    numbers stay in the arguments as they are: for a graph that is a template."""
 
     def __init__(self, results: FakeResults, keep_numbers: bool = False) -> None:
         self._keep_numbers = keep_numbers

@@ -70,9 +70,8 @@ def prefer_layouts(build: GraphBuilder, *, always: bool) -> None:
     """Give convolutions channels-last operands, and lay values in rows that are reduced along them.
 
     Touched are 2-D convolutions of large enough images whose operands are contiguous, on a GPU in float32 only if they
-    run on tensor cores (TF32) or are depthwise with small filters. The outputs of the graph keep their strides. Unless
-    ``always``, graphs are left in which fewer than a quarter of the convolutions are depthwise or transposed, which
-    gain most."""
+    run on tensor cores (TF32) or are depthwise with small filters. Outputs of the graph keep their strides. Unless
+    ``always``, graphs are left where under a quarter of convolutions are depthwise or transposed: those gain most."""
     images = [node for node in build.graph.nodes if _gains(node)]
     forward = [node.args[6] or node.args[8] != 1 for node in images if len(node.args) == 9]
     if not always and (not forward or 4 * sum(forward) < len(forward)):
@@ -162,7 +161,6 @@ class _Rewriter:
     def _lay(
         self, node: Node, positions: Iterable[int], layout: torch.memory_format, gains: Callable[[Tensor], bool]
     ) -> None:
-        """Give the node copies with that layout of those arguments that gain by it."""
         for position in positions:
             given = node.args[position]
             if isinstance(given, Node) and isinstance(value := given.meta["val"], Tensor) and gains(value):
@@ -187,7 +185,6 @@ class _Rewriter:
         return True
 
     def _restore(self, node: Node) -> None:
-        """Give the node its arguments in their old layout."""
         for argument in node.all_input_nodes:
             before = self._original.get(argument)
             if isinstance(before, Tensor):

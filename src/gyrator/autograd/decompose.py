@@ -1,8 +1,7 @@
 """Rewrites a functional graph by a table of decompositions.
 
-A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recording
-it gives a template, a short graph, which is then pasted wherever the same call stands. A transformer
-repeats its layers, so few distinct calls stand for thousands of nodes.
+A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recorded, it is a
+template, a short graph, pasted wherever that call stands. Layers repeat: few distinct calls stand for many nodes.
 
     silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
 
@@ -68,7 +67,6 @@ class _Pass:
         return new
 
     def _inner(self, keep_numbers: bool) -> "_Pass":
-        """A pass over another graph that shares the templates."""
         return _Pass(self._table, GraphBuilder(self._new.results, keep_numbers), self._templates)
 
     def _call(self, node: Node) -> None:

@@ -5,8 +5,7 @@ a few pointwise ops, reductions, views or gathers, and stays whole when the loop
 cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it could not be written as
 loops at all (a sort). Few nodes matter: each one costs compile time in every later stage.
 
-Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at
-its end, as eager's own kernels do inside one op."""
+bfloat16 and float16 inputs are computed in float32 and rounded once, at the end, as in one of eager's kernels."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -208,8 +207,7 @@ def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
 
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
-    leaves the op whole."""
+    """bernoulli(x, p) → (rand < p) as x's dtype; p is x if not given. Whole with a generator of the user's own."""
     if generator is not None:
         return NotImplemented
     return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < (x if p is None else p)).to(x.dtype)

@@ -33,8 +33,7 @@ class Differentiable:
 
     Attributes:
         forward: boxed; returns results, saved values, and what `numbers` names.
-        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns a gradient per entry of
-            `gradients`.
+        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns what `gradients` lists.
         results: number of results.
         saved_values: number of saved values after them.
         saved_inputs: positions of the inputs that backward reads.
@@ -74,8 +73,6 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
-        """One compiled program."""
-
         @staticmethod
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
             outputs = forward(list(args))
@@ -120,8 +117,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
 
 
 class _SecondDerivative(torch.autograd.Function):
-    """The identity on the first `count` values, gradients made with create_graph=True; the others are what
-    they were computed from. Its backward is refused."""
+    """The identity on the first `count` values, gradients by create_graph=True of the rest. Its backward is refused."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:

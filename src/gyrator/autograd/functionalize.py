@@ -1,8 +1,7 @@
 """Functionalisation while recording: mutation of tensors becomes new values.
 
-Every tensor of the traced program is an `Alias`: a chain of views that ends in a root, the tensor that owns
-the memory. A write to an alias makes a new value of the root, by the inverses of the views on the way; each
-other alias of that root is then stale and is viewed anew from the root's value when it is next read:
+Every tensor of the program is an `Alias`: a chain of views of a root, the tensor that owns the memory. A write to an
+alias makes a new value of the root, by the inverses of the views; other aliases are viewed anew when they are read:
 
     y = x + 1                          y0 = add(x, 1)
     v = y[0]                     →     v0 = select(y0, 0, 0)
@@ -114,8 +113,7 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
 
 
 def _moved(view: View, root: Root) -> View:
-    """`as_strided` names a place by its distance from the start of the memory: the root's new values have
-    memory of their own, in which they are the first."""
+    """`as_strided` counts from the start of the memory: the root's new values are the first in memory of their own."""
     offset = view.args[2] if view.op is aten.as_strided.default and len(view.args) > 2 else None
     if offset is None:
         return view

@@ -56,9 +56,8 @@ class Compiled:
     """A compiled graph.
 
     Attributes:
-        call: takes the list of inputs, empties it, and returns the outputs in the graph's order. The new values of
-            `GraphInfo.updates` it writes into the inputs' memory, after every read of the old ones; it may return None
-            at their outputs.
+        call: takes the list of inputs, empties it, and returns the outputs in the graph's order. It writes new values
+            of `GraphInfo.updates` into the inputs' memory, after every read of the old, and may return None for them.
         key: what the cache finds the graph under; None if it is not there.
         wrapper: the file of its program; "" if it has none.
     """

@@ -140,8 +140,7 @@ class Recorder(TorchDispatchMode):
         self._bind(tensor, self.alias_of(source))
 
     def _take_memory(self, func: OpOverload, target: Tensor, source: Any = None, *_: Any) -> Tensor:
-        """`target.set_(source)`, which `target.data = source` is: from here on it is another name of the source.
-        Refused for another size or layout."""
+        """`target.set_(source)`, or `target.data = source`: a new name of it. Refused for another size or layout."""
         if func is not aten.set_.source_Tensor or metadata_key(target) != metadata_key(source):
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
         root = self.alias_of(target).root
@@ -192,7 +191,6 @@ class Recorder(TorchDispatchMode):
         return [tensor for tensor, known in self._aliases.values() if known is alias]
 
     def _results(self, node: Node, out: Any) -> None:
-        """Binds the results of a call to nodes."""
         if isinstance(out, Tensor):
             self._bind(out.requires_grad_(False), new_root(node, out))  # fake kernels of pads copy it from the argument
         elif isinstance(out, (tuple, list)):
@@ -289,7 +287,6 @@ class Recorder(TorchDispatchMode):
         return self.build.result(node, index) if isinstance(node.meta["val"], tuple) else node
 
     def _write(self, target: Any, value: Node) -> None:
-        """A tensor, or each tensor of a list, gets its new value."""
         if isinstance(target, Tensor):
             alias = self.alias_of(target)
             torch_compat.set_float_behind(alias.root.tensor, None)

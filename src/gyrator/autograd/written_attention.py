@@ -86,7 +86,6 @@ class _Walk:
         return self.weights(node.all_input_nodes[0])
 
     def scores(self, node: object) -> _Scores | None:
-        """Scores as `node` makes them."""
         if not self._is_link(node):
             return None
         name, given = name_of(node).strip("_"), [*node.args, *node.kwargs.values()]

@@ -32,8 +32,7 @@ _SOURCE, _SINK = -1, -2
 """Vertices of the network; the others are numbered from 0."""
 
 PRICE_OF_AN_INPUT, PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 31, 32, 33, 64
-"""Prices of a byte that the caller may hold too, that is in memory anyway, that must be written, and that must be read
-and written."""
+"""Prices of a byte that the caller may hold too, that is in memory anyway, must be written, or read and written."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,8 @@ def _stages(joint: JointGraph) -> dict[Node, int]:
 
 
 def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
-    """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others read that
-    value before the operator: recomputing it for both would chain the stages of the whole model together, as the sums
-    of a residual stream do."""
+    """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others read it
+    before the operator: recomputed for both, it would chain the model's stages together, as residual sums do."""
     size = tensor_bytes(node.meta.get("val"))
     for source in node.all_input_nodes:
         origin = _through_views(source)
@@ -188,9 +186,8 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
 
 # --- the cut ---------------------------------------------------------------------------------------
 def _price(node: Node, joint: JointGraph) -> float:
-    """What saving a value costs, in parts of bytes: a little more where forward would not have written it to
-    memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed. Infinity
-    for what is never saved."""
+    """What saving a value costs, in parts of bytes: a little more where forward would not have written it otherwise.
+    Of views only those of a small part are saved, as copies: the whole is freed. Infinity for what is never saved."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return inf

@@ -118,8 +118,7 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
 
 
 def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
-    """Results such that each tensor has memory of its own: one that is an input, a view of it, or shares
-    memory with an earlier result is cloned."""
+    """Each tensor with memory of its own: inputs, views of them and what shares an earlier result's are cloned."""
     seen: set[Node] = set()
     owned: list[Any] = []
     for result in results:
@@ -133,7 +132,6 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
 
 
 def _owner(node: Node) -> Node:
-    """The node whose memory a value lives in, through views."""
     while node.op == "call_function":
         viewing = node.all_input_nodes[0] if node.target is operator.getitem else node
         if not is_copyless(viewing):
