@@ -52,8 +52,7 @@ class CppKernel:
 def print_kernel(kernel: Kernel) -> CppKernel:
     """Print ``kernel``.
 
-    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
-    ``check_kernel`` refuses."""
+    Raises: UnsupportedInput for an element type that C++ kernels lack; InternalCheckError if ``check_kernel`` does."""
     function = legal(kernel.name)
     printer = Loops(kernel)
     arguments = []
@@ -157,7 +156,6 @@ class Loops(Expressions):
             self.body(loop.body)
 
     def _variable(self, loop: Loop) -> str:
-        """Name the loop's variable in the innermost block, its body."""
         name = self.fresh(loop.axis.name)
         self.bind(loop.axis, Term(name, self.block.depth, name=True))
         return name

@@ -41,10 +41,9 @@ class Term(Printed):
 class Block(Lines[Term]):
     """A block being printed: ``lines`` between ``head`` and ``tail``.
 
-    ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
-    ``writes``: the values stored anywhere in it, whose loads must not be moved out of it. ``extents``: how
-    often each of its loops runs. ``by_team``: each thread of a team runs it. ``names``, and the next ``numbers`` by
-    stems, are free again when it ends."""
+    ``skippable``: it may run zero times: what could fault must not be moved out of it; nor must loads of what it
+    ``writes``, the values stored anywhere in it. ``extents``: how often each of its loops runs. ``by_team``: each
+    thread of a team runs it. ``names``, and the next ``numbers`` by stems, are free again when it ends."""
 
     head: str = "{"
     tail: str = "}"
@@ -78,8 +77,7 @@ class Address:
 
 
 class Expressions(Blocks[Term, Block]):
-    """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of
-    ``width`` lie, if any does here."""
+    """Abstract: prints expressions into a stack of blocks. Vectors of ``width`` lie along axis ``lanes``, if any."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.body, Block(0, names={*_OURS}))
@@ -123,7 +121,6 @@ class Expressions(Blocks[Term, Block]):
     # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
-
         With a ``wish`` the result is a name like it, unless ``e`` has a name already."""
         if isinstance(e, Const):
             text = literal(e.value, e.dtype)
@@ -173,8 +170,7 @@ class Expressions(Blocks[Term, Block]):
     def together(self, exprs: Sequence[Expr], around: int) -> list[Term]:
         """Print expressions that one statement combines: all vectors if one is.
 
-        Those known further out get names there; so do the longest while the line, with ``around`` columns
-        of other text, is too long."""
+        Those known further out get names there; so do the longest while the line, by ``around`` wider, is too long."""
         terms = [self.value(e) for e in exprs]
         depth = max((t.depth for t in terms), default=0)
         wide = any(t.vector for t in terms)
@@ -183,8 +179,7 @@ class Expressions(Blocks[Term, Block]):
         return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
 
     def fitted(self, e: Expr, term: Term, room: int) -> Term:
-        """``e``, printed as ``term``, for a statement of the innermost block: broadcast if there are lanes, named if it
-        has no ``room``."""
+        """``e``, printed as ``term``, for the innermost block: broadcast if there are lanes, named without ``room``."""
         if len(term.text) > room and not term.name:
             term = self._named(e, term, "t")
         return self._fit(e, term, self.block.depth, self.lanes is not None)
@@ -480,11 +475,9 @@ def plus(pointer: str, offset: Term) -> str:
 
 
 def _combined(op: str, terms: Sequence[Term]) -> Term:
-    """Vectors by a function of two, from left to right."""
     return reduce(lambda a, b: Term(f"gy::{op}({a.text}, {b.text})", max(a.depth, b.depth), vector=True), terms)
 
 
 def _reads(key: Key) -> frozenset[Value]:
-    """The values whose elements a node depends on."""
     exprs = (key,) if isinstance(key, Expr) else indirect_values([key if isinstance(key, Index) else key.index()])
     return frozenset(n.value for e in exprs for n in e.walk() if isinstance(n, Load))

@@ -26,10 +26,8 @@ def origin_comments(origins: Origins, mark: str) -> list[str]:
 
 
 def broken(line: str, width: int) -> list[str]:
-    """A line as several, broken after commas within its brackets, or else after an opening one; each further line
-    starts with four spaces.
-
-    Comments and deletions stay as they are, and so does a piece without a place to break at."""
+    """A line as several, broken after commas within its brackets, or else after an opening one; further lines start
+    with four spaces. Comments and deletions stay as they are, and so does a piece without a place to break at."""
     if len(line) <= width or line.startswith(("#", "del ")):
         return [line]
     places = [(m.end(), m.group()) for m in _BREAK.finditer(line) if m.group() in (", ", "(")]
@@ -57,9 +55,8 @@ Key = Expr | Atom | Index
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Abstract: a printed value, with its text and the block it may live in.
-
-    ``name``: the text is a name or a literal, so repeating it costs nothing."""
+    """Abstract: a printed value, with its text and the block it may live in. ``name``: the text is a name or a literal,
+    so repeating it costs nothing."""
 
     text: str
     depth: int = 0

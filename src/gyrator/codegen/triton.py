@@ -59,12 +59,10 @@ _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 
 
 def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = False) -> TritonKernel:
-    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses instead. An
-    ``early`` one, for capability 9.0 on, may be launched before earlier launches are done, for which it waits; not if
-    it is written in Gluon.
+    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses. An ``early``
+    one, for capability 9.0 on and not in Gluon, may be launched before earlier launches are done: it waits for them.
 
-    Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
-    a tree that has no Triton."""
+    Raises: UnsupportedInput for an element type that GPU kernels lack; InternalCheckError for a tree without Triton."""
     if kernel.tiling is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
     if kernel.tiling.category == "foreach":
@@ -123,7 +121,6 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
 
 
 def _states(body: Sequence[Loop | Stage]) -> int:
-    """How many numbers the reductions of a kernel come to."""
     return sum(len(carry.results) for loop in tree.walk_loops(body) for carry in loop.carries)
 
 
@@ -308,8 +305,7 @@ class Printer(Expressions):
         return (*axes, GridAxis(as_index(self._sizes["SPLIT_K"])))
 
     def _share(self, contract: Contract, rest: Sequence[Loop | Stage]) -> None:
-        """What follows for rows of the tile whose parts this program sums; here alone, so that the other programs load
-        and compute nothing more."""
+        """What follows for rows of the tile whose parts this program sums: the others load and compute no more."""
         for key in (*contract.batch, contract.column):
             term = self.find(key)
             assert term is not None
@@ -328,7 +324,6 @@ class Printer(Expressions):
 
     @contextmanager
     def _indented(self, head: str) -> Iterator[None]:
-        """A block one level further in, below ``head``; what is hoisted out of it lands before."""
         inner = Block(len(self.blocks))
         self.blocks.append(inner)
         yield
@@ -348,7 +343,6 @@ class Printer(Expressions):
         return name
 
     def _tile(self, contract: Contract, counts: Sequence[str], rest: Sequence[Loop | Stage]) -> None:
-        """Name the rows and columns of tile ``pid``, fill it, and print the ``rest``."""
         tile, depth, sides = "pid", self.block.depth, _sides(contract)
         for axis in contract.batch:
             name, tile = self.names.fresh(axis.name), self.names.fresh("within")
@@ -382,7 +376,6 @@ class Printer(Expressions):
         return f"{start} + group.to(tl.int64) * {self.index(view.strides[0]).operand}"
 
     def _filled(self, contract: Contract, places: Sequence[str], starts: Sequence[str]) -> list[str]:
-        """The template's function and its arguments."""
         left, right = contract.left, contract.right
         fast = ["FAST"] * ("FAST" in self._sizes)
         k = self.index(left.shape[-1])
@@ -499,7 +492,6 @@ class Printer(Expressions):
         self.bounds = known
 
     def _steps(self, loop: Loop, block: str) -> None:
-        """A loop over blocks."""
         extent = self.index(loop.axis.extent).text
         for carry in loop.carries:
             self._declare(carry, loop)
@@ -568,14 +560,12 @@ class Printer(Expressions):
         return self.named(Term(text, max(ok.depth, term.depth), term.axes | {axis}), "part")
 
     def _broadcast(self, term: Term, axes: Axes) -> Term:
-        """A term that varies along ``axes``, repeated where it does not."""
         if axes == term.axes:
             return self.named(term, "part")
         text = f"tl.broadcast_to({term.text}, {self.shape(axes)})"
         return self.named(Term(text, self.block.depth, axes), "part")
 
     def _step(self, into: Accumulator, axis: Axis, args: list[Term]) -> None:
-        """Combine a tile into the accumulators, element by element."""
         kind, names = into.carry.kind, ", ".join(into.names)
         texts = ", ".join(a.text for a in args)
         match kind:
@@ -591,14 +581,12 @@ class Printer(Expressions):
         self.emit(f"{names} = {text}")
 
     def _finish(self, done: Accumulator, axis: Axis) -> None:
-        """Reduce the accumulators to the results."""
         if not any(r is not None and self.is_used(r) for r in done.carry.results):
             return
         found = self._reduced(done.carry.kind, done.names)
         self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
 
     def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], first: torch.dtype) -> None:
-        """Reduce a tile that covers the row."""
         axes = frozenset().union(*(a.axes for a in args)) - {axis}
         texts = [a.text for a in args]
         match carry.kind:
@@ -634,7 +622,6 @@ class Printer(Expressions):
         self._apart.clear()
 
     def _reduced(self, kind: str, texts: Sequence[str]) -> list[str]:
-        """Name the results of reducing tiles along their last dimension."""
         if kind in _REDUCE:
             return [self._along_row(_REDUCE[kind], texts[0])]
         reduced = f"rt.reduce_{kind}({', '.join(texts)}, {self.rank - 1}, {self.rank > 1})"
@@ -662,7 +649,6 @@ class Printer(Expressions):
         return [mean, m2, f"({mean} * 0 + {extent})"]
 
     def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
-        """Name those results that somebody reads, in their own types."""
         for ref, text in zip(refs, texts, strict=True):
             if ref is None or not self.is_used(ref):
                 continue
@@ -674,7 +660,6 @@ class Printer(Expressions):
 
     # -- scans ---------------------------------------------------------------------------------------------
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
-        """Scan a tile along the row, after what came before it."""
         axis, place = loop.axis, self.rank - 1
         combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
         if carry.last_wins:

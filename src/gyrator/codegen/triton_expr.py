@@ -36,9 +36,7 @@ _NONE: Axes = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Term(Printed):
-    """A printed value, and the tiles along which it varies.
-
-    ``atom``: the text binds tighter than any operator."""
+    """A printed value, and the tiles along which it varies. ``atom``: the text binds tighter than any operator."""
 
     axes: Axes = _NONE
     atom: bool = True
@@ -314,8 +312,7 @@ class Expressions(Blocks[Term, Block]):
 def _in_32_bits(e: Expr) -> Expr | None:
     """A coordinate that was a float and is clamped, computed as an int32 from there on; None for others.
 
-    Before: ``minimum(int64(x) + 1, 127)``; after: ``minimum(int32(x) + 1, 127)``, which is faster, and the same as
-    conversions keep to the range of their type."""
+    ``minimum(int64(x) + 1, 127)`` → ``minimum(int32(x) + 1, 127)``: faster, and the same, as conversions saturate."""
     match e:
         case Op("minimum" | "maximum" | "add" | "sub" as name, (a, Const(limit))) if abs(limit) < 1 << 30:
             inner = _in_32_bits(a)

@@ -49,7 +49,6 @@ def side_by_side(parts: Iterable[Part]) -> tuple[list[str], int]:
 
 
 def _chosen(parts: Sequence[Part], starts: Sequence[int]) -> list[str]:
-    """Binds names to what they stand for in the part that the program belongs to."""
     known: dict[str, str] = {}
     text: list[str] = []
     for part, start in zip(parts, starts, strict=False):

@@ -43,9 +43,8 @@ class SizeArgument:
 class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
-    If ``zeroed``, it is for 32-bit counters that are 0 at first, of which a launch changes the sign or nothing:
-    programs use it to wait for each other (those of a split scan for earlier ones), and so run at the same time, or to
-    know which of them is last."""
+    If ``zeroed``, it is for 32-bit counters, 0 at first, of which a launch changes the sign or nothing: programs know
+    by them which is last, or wait for each other (in a split scan for earlier ones), and so run at the same time."""
 
     name: str
     nbytes: Index
@@ -72,10 +71,9 @@ class TritonKernel:
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``early``: it waits itself until what
     was launched before is done. ``category`` is one of ``pointwise | persistent | looped | cooperative | scan | split
-    scan | foreach | template``, for metrics and autotuning. ``other``
-    is the same function written in another way, with configs of its own, ``plain`` its text for arguments that are not
-    aligned, if ``source`` cannot do without. ``room``, for coordinate descent: how large each of the blocks may get
-    that may be any power of two."""
+    scan | foreach | template``, for metrics and autotuning. ``other`` is the same function written in another way, with
+    configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
+    ``room``, for coordinate descent: how large each of the blocks may get that may be any power of two."""
 
     name: str
     source: str

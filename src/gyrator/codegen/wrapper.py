@@ -16,9 +16,8 @@
 
         return call
 
-The program finds its kernels and constants in its own folder, by name of content, so that the folder can
-move. Run as a script it calls itself on random inputs and prints the time. So does each kernel, in a script of its own,
-with the option `benchmark_kernel`."""
+The program finds kernels and constants in its own folder, by name of content, so that the folder can move. As a script
+it runs on random inputs and prints the time; so do scripts of each kernel, with the option `benchmark_kernel`."""
 
 import re
 from collections import Counter, defaultdict
@@ -88,8 +87,7 @@ def print_wrapper(
     the strides that the operator gave it, as in eager; whatever else it promised. What the caller may keep, outputs at
     positions in `results`, gets memory of hardly more than its size.
 
-    `kernels` has an entry for each kernel of the plan. Inputs in `align` are replaced by aligned
-    copies if they are not aligned."""
+    `kernels` has an entry for each kernel of the plan. Inputs in `align` that are not aligned are copied."""
     return _Wrapper(plan, kernels, shown, results, align).text()
 
 
