@@ -292,7 +292,6 @@ def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
 
 # -- between the stages --------------------------------------------------------------------------------------
 def _compiled(ready: GraphCompiled, process: Process) -> Compiled:
-    """A graph that is stored, loaded."""
     return Compiled(loaded(ready, process), ready.entry.key, str(ready.entry.folder / WRAPPER))
 
 

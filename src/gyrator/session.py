@@ -179,8 +179,7 @@ class Session:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End the progress display, and after an exception what still runs; write the times of the stages where a dump
-        was asked for."""
+        """End the progress display, and after an exception what still runs; a dump gets the times of the stages."""
         for stop in self.stops if failure is not None else ():
             stop()
         self.progress.close()
@@ -206,8 +205,7 @@ class Session:
             self._around._ended(name, self._around._depth + depth, start, seconds)
 
     def child(self, name: str, *, apart: bool = False) -> "Session":
-        """A session for a part of this one: same options and target, same display of progress. Its stages lie within
-        this one's, unless they are kept `apart`."""
+        """A session for a part of this one, with its options, target and display; its stages lie within, or `apart`."""
         part = Session(self.config, self.device, name, self.progress, self._told, self.why_missed)
         part.stops, part._around = self.stops, None if apart else self
         return part

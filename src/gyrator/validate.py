@@ -1,5 +1,4 @@
-"""The option `validate`: on its first call a compiled graph runs at every level on the same inputs, and the
-first level whose answer differs is named.
+"""The option `validate`: a graph's first call runs every level on the same inputs, and names the first that differs.
 
 The levels are the ATen graph (torch's operators), the program after lowering and after each pass (the
 reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame."""
@@ -46,8 +45,7 @@ def validated(
     pending = [True]
 
     def levels(args: Sequence[Any]) -> Iterator[Level]:
-        """On copies of the arguments, with the same random seed. A graph that draws random numbers is left out:
-        torch's operators draw others than kernels do."""
+        """On copies, with one seed. Not the graph where it draws numbers: operators draw others than kernels do."""
         if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
             yield _call_level("the ATen graph", interpret(graph, args, info), args, info)
         for name, program in stages:

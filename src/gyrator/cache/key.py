@@ -41,7 +41,6 @@ class _Uncacheable(Exception):
 @dataclass(frozen=True, slots=True)
 class Key:
     """The fields of a graph's identity, each as a digest, and the digest of them all.
-
     `symbols` maps the canonical names of the graph's size symbols to those of the trace."""
 
     fields: Mapping[str, str]
@@ -58,8 +57,7 @@ def graph_key(
     shape_env: ShapeEnv | None = None,
     target: str = "",
 ) -> Key | None:
-    """The key of a functional ATen graph, or of one as torch.compile captured it, with torch's functions and the user's
-    lines.
+    """The key of a functional ATen graph, or of a captured one, with torch's functions and the user's lines.
 
     None for one that is compiled anew each time: with arguments that are neither numbers, tensors nor names; a captured
     one also with functions, operators or modules that are not torch's own, whose code may change.

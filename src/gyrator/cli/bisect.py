@@ -117,8 +117,7 @@ def failing_program(run: Callable[[], object], argv: Sequence[str]) -> Case | No
 def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watch | None = None) -> Failure | None:
     """How the compiled program fails on these inputs; None if all its levels agree with eager.
 
-    Results, gradients and new contents of inputs are compared. Programs that draw random numbers are
-    compiled with numerics="eager"."""
+    Results, gradients and new contents of inputs are compared, with numerics="eager" where random numbers are drawn."""
     words = ("rand", "dropout", "bernoulli", "multinomial", "normal_")
     random = any(word in str(node.target) for node in gm.graph.nodes for word in words)
     numerics = "eager" if random else config.numerics

@@ -33,8 +33,7 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
 
 
 def start_tables(config: Config) -> None:
-    """Begin the tables that are on anew: files of earlier runs go, headers are written. For the process that
-    starts those which add rows."""
+    """Begin the tables that are on anew, with headers alone. For the process that starts those which add rows."""
     for name in config.metrics:
         _file(name).unlink(missing_ok=True)
         _append(name, [])

@@ -46,8 +46,7 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
-    """A captured program: why it ended where it did, its graphs (forward or inference, then backward), and the stages
-    of compiling it and them."""
+    """A captured program: why it ended where it did, its graphs (forward or inference, then backward), all stages."""
 
     name: str
     ended: str

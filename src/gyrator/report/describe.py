@@ -25,8 +25,7 @@ def describe(
 ) -> GraphRecord:
     """The record of a graph; counts on the way what the code is like.
 
-    `lowered` is the program before any pass; `printed` has for each kernel of the plan its symbol and its
-    source, by the kernel's name."""
+    `lowered` is the program before any pass; `printed` has each kernel's symbol and source, by its name in the plan."""
     plan = made.plan
     facts = {kernel.name: facts_of(kernel) for kernel in plan.kernels}
     steps = tuple(_steps(made, facts))

@@ -1,5 +1,4 @@
-"""A compiled graph as a picture: a box for each launch and call, with the nests that were fused into it, in
-layers from top to bottom. Plain SVG."""
+"""A compiled graph as plain SVG: a box for each launch and call, with the nests fused into it, in layers downwards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -52,8 +52,7 @@ def dump_partition(dump: DumpWriter, joint: JointGraph, partition: Partition) ->
 
 
 def dump_compiled(dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, entry: Entry) -> None:
-    """Write what became of a lowered program: groups, kernels, the plan, the wrapper with its libraries, and
-    the picture of the graph."""
+    """Write what became of a lowered program: groups, kernels, plan, wrapper with its libraries, and the picture."""
     dump.write("nests_after_fusion", groups_text(scheduled))
     plan = scheduled.plan
     dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in plan.kernels))

@@ -30,7 +30,6 @@ class KernelRecord:
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A launch of a kernel, or a call of an operator: what it computes, reads and writes (names of values).
-
     `why` says for a call why no kernel was generated."""
 
     kind: str
@@ -105,8 +104,7 @@ class Kept:
 class ProgramRecord:
     """What is known of a captured program beside its graphs: what forward keeps for backward.
 
-    `saved_bytes` are those of values that would otherwise be freed, `default_bytes` the same if nothing
-    were recomputed."""
+    `saved_bytes` are of values that would otherwise be freed, `default_bytes` the same without recomputation."""
 
     kept: tuple[Kept, ...] = ()
     saved_bytes: int = 0

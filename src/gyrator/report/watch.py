@@ -35,8 +35,7 @@ COUNTERS = "counters"
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
     """A graph is ready: its entry with code and record, whether the cache had it, its session, and what of it is
-    only in this process: graphs within it, tensors that it holds, and where the user's places moved since it was made.
-    """
+    only in this process: graphs within it, tensors that it holds, and where the user's places moved since."""
 
     entry: Entry
     cached: bool

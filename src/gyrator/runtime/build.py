@@ -78,8 +78,7 @@ class CompilerRuns:
 
 @dataclass(frozen=True)
 class Build:
-    """Libraries on their way: the one of each kernel, by the kernel's name, which is known at once, and their files,
-    which `jobs` make."""
+    """Libraries on their way: that of each kernel, by its name, known at once, and their files, which `jobs` make."""
 
     library_of: Mapping[str, str]
     files: Mapping[str, Future[Path]]
@@ -88,8 +87,7 @@ class Build:
     def wait(self) -> dict[str, Path]:
         """The files of all libraries, by name; the launcher is among them.
 
-        Raises: KernelBuildError if the compiler refused a kernel. KeyboardInterrupt. The other compilers are
-        ended first."""
+        Raises: KernelBuildError if a kernel was refused, KeyboardInterrupt; the other compilers are ended first."""
         kernels = [job for name, job in self.files.items() if name != LAUNCHER]
         self.jobs.finish(kernels)  # a kernel that is refused says more than the launcher
         self.jobs.finish([self.files[LAUNCHER]])
@@ -118,11 +116,9 @@ class _Builder:
     runs: CompilerRuns
 
     def key(self, text: str) -> str:
-        """The key of a text in the store."""
         return digest(f"{self.base}\n{text}")
 
     def unit(self, kernels: Sequence[CppKernel]) -> _Unit:
-        """One compiler run for several kernels."""
         key = self.key("library of\n" + "\n".join(without_comments(k.text, "//") for k in kernels))
         seen_outside = 'extern "C" __attribute__((visibility("default"))) '
         text = "\n".join(k.text.replace('extern "C" ', seen_outside, 1) for k in kernels)
@@ -166,8 +162,7 @@ class _Builder:
         return None if status == 0 and library.exists() else messages or f"the compiler ended with status {status}"
 
     def refusal(self, unit: _Unit, messages: str) -> KernelBuildError:
-        """The error for a unit that the compiler refused: it names the kernel, which is refused alone too, and keeps
-        its source."""
+        """The error for a refused unit: it names the kernel that is also refused alone, and keeps its source."""
         folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
         guilty, text = unit.name, unit.text
         for kernel in unit.kernels:
@@ -225,8 +220,7 @@ def without_comments(text: str, mark: str) -> str:
 # -- jobs ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of one build in threads. They are given up all at once, when `session` fails or one of them does: `end`
-    ends what runs for them."""
+    """The jobs of one build in threads. All are given up when `session` or one of them fails: `end` ends what runs."""
 
     end: Callable[[], object]
     session: Session

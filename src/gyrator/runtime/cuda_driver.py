@@ -64,8 +64,7 @@ class CudaDriver:
     def enter_context(self) -> bool:
         """Make device 0's context current on a thread that has none; whether that succeeded.
 
-        torch makes the context of a device current when it is chosen; only a thread that never chose one, and
-        so stands on device 0, can lack it."""
+        torch does so when a device is chosen; only a thread that never chose one, and so is on device 0, lacks it."""
         device, context = ctypes.c_int(0), ctypes.c_void_p()
         got = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         return got == 0 and self._library.cuCtxSetCurrent(context) == 0

@@ -103,8 +103,7 @@ def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[J
 
 
 def keep(key: Key | None, files: Mapping[str, Content], notes: Mapping[str, Json], stores: Stores) -> Entry:
-    """Store a compiled graph: its wrapper, kernels and constants, so that it can be loaded from its folder alone, and
-    whatever else is said of it.
+    """Store a compiled graph: its wrapper, kernels and constants, to be loaded from its folder alone, and its notes.
 
     Without a key, or facts about sizes that can be written down, nobody will find it again."""
     if key is None or notes["facts"] is None:
@@ -155,8 +154,7 @@ def find_program(
     key: Key | None, stores: Stores, inputs: Sequence[object], session: Session
 ) -> tuple[Mapping[str, Any], list[Entry]] | None:
     """What `keep_program` noted of the program of a key, and its graphs, if all are there and the facts about sizes
-    that they rely on hold; otherwise the session is told why, if it asks. A damaged entry counts as absent, after a
-    warning."""
+    that they rely on hold; else the session is told why, if it asks. Damaged ones count as absent, with a warning."""
     if key is None:
         return None
     entry, unfit = stores.programs.find(key.digest, session.warn), ""

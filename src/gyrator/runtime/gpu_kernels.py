@@ -233,7 +233,6 @@ class GpuKernels:
 
 
 def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:
-    """The number of programs for a config, as launches take it."""
     if not sizes:
         return programs(**blocks)
     if len(sizes) == 1:

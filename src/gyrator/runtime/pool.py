@@ -6,9 +6,8 @@ taken again only when nobody else holds its storage: no tensor, view, autograd n
 block takes the place of idle ones of at least half its size, as it serves for them from then on.
 
 A pool holds at most twice what was in use at once some time before: a call takes blocks of many sizes one after the
-other, and where only the most at once were kept, each call would find some of them gone. Of idle blocks those go first
-that were not taken for the longest time; all go when a compiled function dies, when free memory runs short, and on
-:meth:`Pool.clear`."""
+other, and where only the most at once were kept, each call would find some gone. Those idle for longest go first;
+all go when a compiled function dies, when free memory runs short, and on :meth:`Pool.clear`."""
 
 import threading
 from bisect import bisect_left, insort

@@ -50,9 +50,8 @@ _ASK_FOR_TILES = (158, 0x1023, 18)
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A compiler that exists, and an instruction set that the processor has.
-
-    `identity` changes when the compiler is replaced; it is found without running it."""
+    """A compiler that exists, and an instruction set that the processor has. `identity` changes when the compiler is
+    replaced; it is found without running it."""
 
     compiler: Path
     isa: str

@@ -55,8 +55,7 @@ def neighbours(config: Config, room: Mapping[str, int]) -> Iterator[Config]:
 def descend(config: Config, took: float, room: Mapping[str, int], measure: Callable[[Config], float | None]) -> Config:
     """The config from which no neighbour is faster by 2%.
 
-    From a config, which ``took`` so long, to the first neighbour that is faster, and on from there. What cannot run
-    has None."""
+    From a config, which ``took`` so long, to the first faster neighbour, and on from there. None: it cannot run."""
     found: dict[Config, float | None] = {config: took}
     while True:
         for other in neighbours(config, room):
@@ -94,7 +93,6 @@ def times(
 
 @contextlib.contextmanager
 def _put_aside(updated: Sequence[tuple[int, int]], stream: int, driver: CudaDriver) -> Iterator[None]:
-    """Restore memory at the end."""
     copies = [(at, n, torch.empty(n, dtype=torch.uint8, device="cuda")) for at, n in updated if n]
     for at, nbytes, copy in copies:
         driver.copy(copy.data_ptr(), at, nbytes, stream)

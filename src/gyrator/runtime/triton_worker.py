@@ -2,9 +2,8 @@
 
     python triton_worker.py FOLDER
 
-It runs on its own, beside the process that wants the kernels: Triton holds the interpreter's lock while it compiles. It
-imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes what it writes; whoever
-started it removes it."""
+It runs beside the process that wants the kernels, as Triton holds the interpreter's lock while it compiles. It imports
+neither torch nor the rest of gyrator: it is ready after half a second. Who started it removes FOLDER, its output."""
 
 import importlib.util
 import json
