@@ -128,7 +128,6 @@ class _ProgramChecker:
             raise RuleBroken("a nest that defines nothing")
 
     def root(self, nest: ir.Nest, axes: frozenset[Axis]) -> tuple[torch.dtype, ...]:
-        """Check the root's expressions; the dtypes of its results."""
         bodies = ir.bodies(nest.root)
         for body in bodies:
             self.exprs.value(body, axes, nest.root.into.dtype if isinstance(nest.root, ir.Scatter) else None)

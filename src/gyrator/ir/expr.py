@@ -22,7 +22,6 @@ Scalar = bool | int | float
 @interned
 class Value:
     """An SSA value: a tensor that exactly one node defines (or an input). Names are unique within a program.
-
     ``strides`` (in elements) say how it lies in memory once placed; loads address it by logical coordinates."""
 
     name: str
@@ -155,10 +154,8 @@ class IndexValue(Expr):
 
 @interned
 class Load(Expr):
-    """The element of ``value`` at logical coordinates ``index``.
-
-    With a ``mask`` the element is read only where the mask holds, and is ``other`` elsewhere, a literal of its dtype;
-    without one the coordinates are within the value's shape for every iteration."""
+    """The element of ``value`` at logical coordinates ``index``. With a ``mask`` it is read only where that holds, else
+    ``other``, a literal of its dtype; without one the coordinates are within the shape for every iteration."""
 
     value: Value
     index: tuple[Index, ...]
@@ -197,7 +194,6 @@ class Op(Expr):
 @interned
 class Masked(Expr):
     """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is false.
-
     Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it."""
 
     mask: Expr
@@ -218,7 +214,6 @@ class Masked(Expr):
 @interned
 class Checked(Expr):
     """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
-
     Under a ``mask`` it is checked only where the mask holds."""
 
     dtype = torch.int64
@@ -239,7 +234,6 @@ class Checked(Expr):
 @interned
 class Random(Expr):
     """A counter-based random number (Philox 4x32-10): kind ``rand`` in [0, 1), ``randn`` or ``randint64``.
-
     ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop order.
     ``args`` of ``randint64`` are the int64 bounds ``(low, high)``."""
 
@@ -323,10 +317,8 @@ def _literal(value: Scalar, dtype: torch.dtype) -> str:
 
 # -- rewriting ---------------------------------------------------------------------------------------------
 def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
-    """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by
-    ``replace(node)`` unless None.
-
-    Expressions within indirect indices are rewritten too. Shared nodes are rewritten once."""
+    """Rebuild bottom-up: substitute ``mapping`` in indices, then put ``replace(node)`` for each node unless it is None.
+    Expressions within indirect indices are rewritten too, shared nodes once."""
     memo: dict[Expr, Expr] = {}
     moved: dict[Index, Index] = {}
     atoms = mapping or {}

@@ -583,7 +583,6 @@ def is_less(a: IndexLike, b: IndexLike) -> bool:
 # -- substitution ------------------------------------------------------------------------------------------
 def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     """Replace atoms by indices everywhere, simplifying again: ``{i: 4*a + b}`` in ``i // 4`` gives ``a``.
-
     Extents within axes are left as they are; an indirect value is rewritten with the same mapping."""
     if not mapping or not index.terms:
         return index

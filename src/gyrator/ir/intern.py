@@ -20,8 +20,7 @@ def interned(cls: type[T]) -> type[T]:
     """Class decorator: makes ``cls`` an interned, frozen dataclass.
 
     Numbers that are equal yet different (``1`` and ``True``, ``0.0`` and ``-0.0``) are told apart in fields annotated
-    as ``Scalar``. A name that starts with ``_`` (declared by ``field(init=False)``) is a cache slot: it begins as None.
-    So do those slots of base classes."""
+    as ``Scalar``. Names with a first ``_`` (``field(init=False)``), of bases too, are cache slots, at first None."""
     record = dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, init=False, repr=False)
     new: Any = record(cls)
     names = get_annotations(cls)
@@ -59,7 +58,6 @@ def remember(node: object, slot: str, value: T) -> T:
 
 def _adder(table: Table) -> Callable[[object, object], object]:
     """A function that enters a node under its key, or gives the one that another thread entered first.
-
     The table holds nodes weakly. A plain dictionary of references is twice as fast as WeakValueDictionary."""
 
     def forget(key: object, dead: ref[object]) -> None:

@@ -25,9 +25,7 @@ Result = Tensor | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run gives: the outputs, and for each update the new contents of its target.
-
-    ``values`` holds every value by name, intermediates included."""
+    """What a run gives: the outputs, for each update its target's new contents, and all ``values`` by name."""
 
     outputs: tuple[Result, ...]
     updates: tuple[Tensor, ...]
@@ -40,10 +38,8 @@ def run_program(
     constants: Mapping[str, Tensor] | None = None,
     externs: Callables | None = None,
 ) -> Run:
-    """Run ``program`` on one argument per input; arguments are not written into.
-
-    ``constants`` are by key. ``externs`` finds the function of an op whose name torch does not know. Outputs and
-    values lie in memory exactly as their strides say.
+    """Run ``program`` on one argument per input; arguments are not written into. ``constants`` are by key. ``externs``
+    finds the function of an op that torch does not know. Outputs and values lie in memory exactly as their strides say.
 
     Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program
     itself is wrong; ValueError where inputs do not fit the program."""

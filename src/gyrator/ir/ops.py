@@ -183,7 +183,6 @@ _REDUCTIONS = (
 )
 REDUCTIONS: Mapping[str, Reduction] = {r.name: r for r in _REDUCTIONS}
 """Name → reduction; those with ``scan`` may be the root of a scan (cummax: argmax with the last index on ties).
-
 ``sort`` is one on GPUs alone: element k of a row is its k-th in order, and where it was; equal ones stay in order."""
 
 STEP_OF: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}

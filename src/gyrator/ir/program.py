@@ -32,7 +32,6 @@ class Pointwise:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """``out[axes] = kind over reduced of body``; the row of ``REDUCTIONS`` says how many bodies and results.
-
     ``partial``: of a part of what is to be reduced; another nest combines the parts."""
 
     kind: str
@@ -44,7 +43,6 @@ class Reduce:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """``out[…, k, …] = kind over j ≤ k of body[…, j, …]`` along ``axis``, one of the nest's axes.
-
     A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins (torch's cummax)."""
 
     kind: str
@@ -54,10 +52,8 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
-
-    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or
-    ``min``. The result has ``into``'s shape and dtype."""
+    """A copy of ``into``, of its shape and dtype, in which for every point of the axes element ``index`` is combined
+    with ``body``: ``set`` (if several points hit one element any may win), ``add``, ``mul``, ``max`` or ``min``."""
 
     into: Value
     index: tuple[Index, ...]
@@ -72,7 +68,6 @@ Root = Pointwise | Reduce | Scan | Scatter
 @dataclass(frozen=True, slots=True)
 class Nest:
     """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
-
     The shape of a result is the extents of ``axes`` in order (of ``into`` for a scatter). Axes are named
     ``i0, i1, …`` and reduced ones ``r0, r1, …`` so that equal nests have equal bodies."""
 
@@ -111,7 +106,6 @@ class Nest:
 @dataclass(frozen=True, slots=True)
 class View:
     """A strided window on a value: what an extern call receives and what a graph returns. Units are elements.
-
     ``offset`` is relative to the value's own first element."""
 
     value: Value
@@ -171,7 +165,6 @@ Node = Nest | Extern
 @dataclass(frozen=True, slots=True)
 class Input:
     """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None).
-
     With ``number`` the caller passes a Python float or bool, which becomes the 0-d ``value``; with ``complex`` a tensor
     of complex numbers, seen as pairs of reals in a last dimension."""
 

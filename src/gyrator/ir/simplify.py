@@ -21,10 +21,9 @@ _HUGE = 1 << 32
 
 
 def simplifier(*, exact_rounding: bool) -> Rule:
-    """The rule that rewrites one node whose children are simple already, or None to leave it.
-
-    With ``exact_rounding`` an intermediate that eager would round to bf16 or fp16 is rounded; without it, a
-    conversion down and up again disappears (the result is closer to the exact one)."""
+    """The rule that rewrites one node whose children are simple already, or None to leave it. With ``exact_rounding``
+    an intermediate that eager would round to bf16 or fp16 is rounded; without it, a conversion down and up again
+    disappears (the result is closer to the exact one)."""
 
     def rule(expr: Expr) -> Expr | None:
         match expr:
@@ -106,14 +105,12 @@ _OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
 def _opposite(mask: Expr) -> Expr:
-    """What holds where ``mask`` does not."""
     if not isinstance(mask, Op) or mask.name not in _OPPOSITE or mask.args[0].dtype.is_floating_point:
         return Op("logical_not", (mask,), torch.bool)
     return Op(_OPPOSITE[mask.name], mask.args, torch.bool)
 
 
 def _folded(op: Op) -> Const | None:
-    """The value of an op on literals, by its reference."""
     args = [torch.tensor(a.value, dtype=a.dtype) for a in op.args if isinstance(a, Const)]
     result = OPS[op.name].reference(*args, *([op.dtype] if op.name == "bitcast" else []))
     value = result.item()

@@ -29,7 +29,6 @@ Rule = Callable[..., Index | None]
 
 class Symbols:
     """The size symbols of one compilation. Equal SymPy expressions give the identical index.
-
     ``shape_env`` is where the symbols' bounds and hints come from; None stands for a program of plain ints."""
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:

@@ -1,8 +1,7 @@
 """Loop trees: kernels with every decision made, ready to be printed.
 
-A kernel is a tree of loops over stages. The scheduler decides the order of loops, what is hoisted out of
-which loop, what is kept in a local or a scratch row, what runs in parallel and along which axis vectors lie;
-a code generator prints.
+A kernel is a tree of loops over stages. The scheduler decides the order of loops, what is hoisted out of which loop,
+what is kept in a local or a scratch row, what runs in parallel and where vectors lie; a code generator prints.
 
     kernel softmax(x: f32[B, N]) -> y
       parallel i < B:
@@ -11,8 +10,7 @@ a code generator prints.
         lanes j < N  carry d = sum:
           let e = exp(x[i, j] - %m) row[j] = e update d with e
         lanes j < N:
-          y[i, j] = row[j] / %d
-"""
+          y[i, j] = row[j] / %d"""
 
 from __future__ import annotations
 
@@ -46,7 +44,6 @@ class Let:
 @dataclass(frozen=True, slots=True)
 class Store:
     """``value[index] = expr`` or, with ``combine`` other than ``set``, ``value[index] combine= expr``.
-
     ``atomic``: other iterations of a parallel loop may hit the same element."""
 
     value: Value
@@ -59,7 +56,6 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Update:
     """Feed one iteration's ``args`` to the carry named ``carry``.
-
     ``running`` names the carry's results just after this update (a scan reads them; otherwise empty)."""
 
     carry: str
@@ -98,7 +94,6 @@ class Contract:
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Attention by the template of that name (see :mod:`gyrator.schedule.gpu_attention`), a whole kernel.
-
     ``axes`` are batch, head, row and column of the scores, ``functions`` expressions over them and the locals ``score``
     and ``grad``. ``results`` are None where nobody wants them."""
 
@@ -115,7 +110,6 @@ class Attend:
 @dataclass(frozen=True, slots=True)
 class Carry:
     """A reduction carried by a loop: a row of ``REDUCTIONS`` with its results, readable after the loop.
-
     If the vectors lie along an axis *outside* the carrying loop, each lane has its own accumulator.
     ``last_wins``: an equal later element replaces the extreme (cummax), otherwise the first stays (argmax).
     ``partial``: another kernel combines the results."""
@@ -129,10 +123,8 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """``for axis in range(extent)``.
-
-    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration of a
-    ``PARALLEL`` loop, in cheap instructions, by which it decides at run time whether threads pay."""
+    """``for axis in range(extent)``. ``lanes`` is the vector length of a ``LANES`` loop, ``grain`` the estimated cost
+    of an iteration of a ``PARALLEL`` loop, in cheap instructions: by it the loop decides at run time if threads pay."""
 
     axis: Axis
     kind: LoopKind
@@ -176,9 +168,7 @@ class Config:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A program handles ``block`` (a name in ``Config.blocks``) iterations of the loop over ``axis`` at once.
-
-    ``whole``: the block covers the axis, so the loop is one step and its values stay in registers for the
-    loops over the same axis that follow."""
+    ``whole``: the block covers the axis, in one step whose values stay in registers for later loops over that axis."""
 
     axis: Axis
     block: str

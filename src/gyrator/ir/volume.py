@@ -21,7 +21,6 @@ def cost_of(node: Expr) -> int:
 
 def volume(shape: Iterable[Index], unknown: int = UNKNOWN_SIZE) -> int:
     """About how many elements, for cost models: hints round up to powers of two, so that similar sizes run alike.
-
     An extent whose sizes have no hints counts as its upper bound; where it has none, each of them as ``unknown``, so
     that ``(s0*s1,)`` has as many elements as ``(s0, s1)``."""
     return prod([_about(n, unknown) if n.value is None else n.value for n in shape])
