@@ -74,8 +74,7 @@ class Builder:
         return Meta(shape, tensor.dtype, strides, tensor.device)
 
     def value(self, meta: Meta, suffix: str = "") -> Value:
-        """A new value, named after the node. Strides that make elements overlap become contiguous ones. For complex
-        numbers it holds their pairs of reals."""
+        """A new value, named after the node; contiguous if elements would overlap, pairs of reals if complex."""
         meta = meta.reals() if meta.dtype.is_complex else meta
         strides = meta.strides
         if any(s is ZERO and e is not ONE for s, e in zip(strides, meta.shape, strict=True)):
@@ -119,8 +118,7 @@ class Builder:
     def elementwise(
         self, out: Meta, operands: Sequence[Operand], function: Callable[..., Expr], suffix: str = ""
     ) -> TensorRef:
-        """``out = function(*operands)`` element by element, operands broadcast and cast to the dtype that arithmetic
-        for the result runs in."""
+        """``out = function(*operands)`` element by element; operands are broadcast and cast to the compute dtype."""
         dtype = compute_dtype(out.dtype)
         return self.pointwise(out, lambda at: function(*[element(o, at, dtype) for o in operands]), suffix)
 
@@ -150,7 +148,6 @@ class Builder:
     # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
         """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
-
         With ``strides`` the value has these (where a dimension has more than one element)."""
         if ref.is_whole() and (strides is None or same_strides(ref.shape, ref.value.strides, strides)):
             return ref.value
@@ -161,7 +158,6 @@ class Builder:
 
     def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
         """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
-
         With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not compute in
         cannot be copied: its own strides then stand.
 

@@ -53,7 +53,6 @@ def _numbers(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
 
 
 def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: Number) -> TensorRef:
-    """Complex numbers by a function of pairs."""
     meta = out.reals()
     dtype = compute_dtype(meta.dtype)
 
@@ -65,7 +64,6 @@ def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: N
 
 
 def _to_reals(function: Callable[..., Expr], b: Builder, out: Meta, *operands: Number) -> TensorRef:
-    """Reals or bools by a function of pairs."""
     dtype = reduce(torch.promote_types, [x.dtype for x in operands if isinstance(x, TensorRef)]).to_real()
     return b.pointwise(out, lambda at: function(*[_pair(x, at, compute_dtype(dtype)) for x in operands]))
 
@@ -143,7 +141,6 @@ def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: An
 
 
 def _reduced(lowering: Lowering, b: Builder, out: Meta, x: TensorRef, dims: Any = None, *args: Any, **_: Any) -> Any:
-    """sum and mean."""
     if not x.rank or not x.dtype.is_complex:
         return NotImplemented
     return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reductions.reduced_dims(dims, x.rank)), *args))

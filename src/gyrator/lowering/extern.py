@@ -107,7 +107,6 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
 
 
 def _scalar(b: Builder, value: Expr, suffix: str) -> View:
-    """A number as a 0-d tensor on the CPU."""
     meta = Meta((), value.dtype, (), torch.device("cpu"))
     return b.as_view(b.pointwise(meta, lambda at: value, suffix))
 
@@ -183,7 +182,6 @@ def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any,
 
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``.
-
     It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
 
     Raises: UnsupportedOperator for what is no operator."""

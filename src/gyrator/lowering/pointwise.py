@@ -34,8 +34,7 @@ def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any)
 
 
 def _of_rounded(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-    """The same where an operand is rounded to the result's dtype first, as eager does: in half precision
-    ``x % 0.1`` is a remainder by the nearest half number, which makes all the difference."""
+    """The same of operands rounded to the result's dtype first, as in eager: ``x % 0.1`` is by the half next to 0.1."""
     wide = compute_dtype(out.dtype)
     return b.pointwise(out, lambda at: op(name, *[cast(element(o, at, out.dtype), wide) for o in operands]))
 
@@ -46,10 +45,8 @@ def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
 
 
 def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
-    """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager.
-
-    Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
-    and ``x == x.amax()`` could hold nowhere."""
+    """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager. Half types are
+    compared as they are: float32 would keep digits that eager rounds away, and ``x == x.amax()`` could hold nowhere."""
     common = torch.result_type(promoting_like(x), promoting_like(y))
     wide = common if common in HALF else compute_dtype(common)
 
@@ -211,5 +208,4 @@ LOWERINGS: Family = {
     prims.where.default: _where,
     **{getattr(prims, n).default: partial(_elementwise, n) for n in "mul sub div maximum minimum pow neg".split()},
 }  # fmt: skip
-"""Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need nothing more: the
-result's dtype says it."""
+"""Pointwise lowerings by overload. Where a fake kernel promotes integers to floats, the result's dtype says it."""

@@ -3,8 +3,7 @@
 A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and
 an average sees 0. Backward passes, but that of maxima on a processor, ask the other way round, for each input element
 which windows held it, so that nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at
-most, from ``⌊(p + padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as they can be.
-"""
+most, from ``⌊(p + padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as can be."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +47,7 @@ class Windows:
         holders: how many windows hold an element along each dimension, at most.
         holder: (element, k) → window k of those that may hold it, and the conditions that there is one.
         holds: (element, window) → the further conditions that the window holds the element.
-        count: window → what its sum is divided by for the average.
-    """
+        count: window → what its sum is divided by for the average."""
 
     elements: tuple[Index, ...]
     element: Callable[[Coords, Coords], tuple[Coords, list[Expr]]]

@@ -38,9 +38,7 @@ def reduce_several(
     b: Builder, out: Meta, shape: Coords, dims: frozenset[int], kind: str,
     bodies: Callable[[Coords], tuple[Expr, ...]], suffix: str = "", wanted: Sequence[bool] = ALL,
 ) -> list[TensorRef]:  # fmt: skip
-    """Append a reduction over ``dims`` of ``shape``; the ``wanted`` results have ``out``'s shape, which may keep
-    reduced dimensions as 1.
-
+    """Append a reduction over ``dims`` of ``shape``; ``wanted`` results have ``out``'s shape, which may keep them as 1.
     ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results."""
     keeps = len(out.shape) == len(shape)
 
@@ -211,7 +209,6 @@ def _sort(
 def _topk(
     b: Builder, out: tuple[Meta, Meta], x: TensorRef, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
-    """The first of the sorted row."""
     whole_row = out[0].with_shape(x.shape), out[1].with_shape(x.shape)
     found = _sort(b, whole_row, x, dim, largest)
     if found is NotImplemented:

@@ -2,8 +2,7 @@
 
 x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
                  … .transpose(1, 2)         coordinates (d0, d2, D*d1 + d3)
-                 … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)
-"""
+                 … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,10 +27,8 @@ def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
 
 @lru_cache(maxsize=1024)
 def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]) -> Coords:
-    """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order.
-
-    Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only
-    in its first part."""
+    """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order. Dimensions are matched
+    in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only in its first part."""
     if ZERO in shape:
         return (ZERO,) * len(old)
     coords: list[Index] = []
@@ -81,7 +78,6 @@ def expanded(x: TensorRef, shape: tuple[Index, ...], dims: Sequence[int] | None 
 
 def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
     """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``.
-
     That it lies there before it is cut off is guarded where it can be: tracing has asked, too."""
     index = ZERO if start is None else as_index(start)
     index = index + size * clamp(-index, ZERO, ONE)  # one more size if it is negative
