@@ -121,7 +121,6 @@ class Tuner:
     def _trials(
         self, title: str, about: str, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]]
     ) -> tuple[bool, list[Trial]]:
-        """What became of the candidates, best first, and whether that was known."""
         config, stores, on_gpu = self.builder.session.config, self.builder.stores, self.device.type == "cuda"
         store, target = stores.times, self.builder.targets.key()
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
@@ -163,7 +162,6 @@ def _built(candidates: Sequence[Candidate], most: int) -> Iterator[tuple[str, Pa
 
 
 def _attempt(step: Callable[[], T]) -> T | str:
-    """A step of building, or why it failed."""
     try:
         return step()
     except Exception as error:  # whatever is wrong with a candidate costs that candidate
@@ -171,7 +169,6 @@ def _attempt(step: Callable[[], T]) -> T | str:
 
 
 def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> list[Trial]:
-    """What was found of each candidate, milliseconds or a failure, as trials, best first."""
     trials = [_trial(candidate, found[candidate.name]) for candidate in candidates]
     return sorted(trials, key=lambda t: (t.milliseconds is None, t.milliseconds or 0.0))
 

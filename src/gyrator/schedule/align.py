@@ -6,8 +6,7 @@ renaming, once axes are split far enough:
 
     p = (m, n)          over m < B*S, n < 768
     f = (b*S + s, 64*h + d)   over b < B, s < S, h < 12, d < 64
-    →  m splits into (b, s), n into (h, d); views, transposes and flattening need no case of their own
-"""
+    →  m splits into (b, s), n into (h, d); views, transposes and flattening need no case of their own"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +160,6 @@ def _renaming(left: Sequence[Index], right: Sequence[Index]) -> dict[Atom, Index
 
 
 def _divisor(a: Index, b: Index) -> Index | None:
-    """The one of two extents that divides the other."""
     if a is b or exact_quotient(a, b) is not None:
         return b
     return a if exact_quotient(b, a) is not None else None

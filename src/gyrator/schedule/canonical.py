@@ -1,8 +1,7 @@
 """Canonical groups: groups that differ only in the names of values and axes, in the seeds they draw from, and in the
 rows they write, are built once.
 
-The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
-"""
+The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building one."""
 
 import hashlib
 import re

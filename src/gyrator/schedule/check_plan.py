@@ -29,8 +29,6 @@ def _origins(step: Step) -> Origins:
 
 
 class _Checker:
-    """Walks a plan once."""
-
     def __init__(self, plan: Plan) -> None:
         self._kernels = {kernel.name: kernel for kernel in plan.kernels}
         self._given = {i.value for i in plan.inputs if i.value is not None} | {c.value for c in plan.constants}

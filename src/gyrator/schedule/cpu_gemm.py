@@ -2,8 +2,7 @@
 
 parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch tile, by `gy::Product` (gemm.h)
   - row of the tile
-    = column of the tile                     the epilogue reads the sums while they are in the cache
-"""
+    = column of the tile                     the epilogue reads the sums while they are in the cache"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -66,7 +65,6 @@ class Cpu:
 
 def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     """Templates and their numbers for a product, the likely best first.
-
     MR rows and V registers of columns (NR in all) are summed in registers; TAIL is the height of the last panel."""
     dtype = product.left.value.dtype
     if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
@@ -124,9 +122,8 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
 # -- constants in panels -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is a part
-    of the constant with that ``key``. ``group`` neighbours along k lie side by side: ``value[p, k/2, c, k%2]`` for 2.
-    """
+    """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is part of
+    the constant of that ``key``. ``group`` neighbours along k are side by side: ``value[p, k/2, c, k%2]`` for 2."""
 
     value: Value
     source: View

@@ -10,10 +10,9 @@ from gyrator.lowering.refs import axes_of
 
 
 def remove_dead(program: ir.Program) -> ir.Program:
-    """Drop nodes that no output, update or effect needs, and single results that nobody reads.
+    """Drop single results that nobody reads, and nodes that nothing needs: no output, update, effect or mutation.
 
-    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce welford…; return
-    mean``. Nodes with effects or mutations stay."""
+    Before: ``v = nest…; mean, m2, count = welford…; return mean``; after: ``mean, _, _ = welford…; return mean``."""
     live = set(ir.shown_values(program))
     kept: list[ir.Node] = []
     for node in reversed(program.nodes):

@@ -28,8 +28,7 @@ LARGE, SMALL = 1 << 22, 1 << 18
 MOST_BUSY = 32
 """Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
 MOST_EARLY = 1 << 16
-"""Bytes that the members of one launch may allocate before steps that they would have come after, and by which the
-plan's peak may rise."""
+"""Bytes that members of one launch may allocate earlier than without it, and by which the plan's peak may rise."""
 BLOCK, WARPS = 2048, 4
 
 
@@ -59,7 +58,6 @@ class _Slot:
         return len(self.pointers | new.pointers) <= MOST_POINTERS and bool(new.forms)
 
     def add(self, new: "_Slot") -> None:
-        """Let ``new`` run here."""
         self.steps += new.steps
         self.forms |= new.forms
         self.pointers |= new.pointers

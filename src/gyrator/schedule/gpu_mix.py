@@ -6,8 +6,7 @@ The backward of a layer norm needs sums along each row (for the gradient of the 
     | b < P { - i < R/P  {  = c: s += x[i*P + b, c];   = c: dx[i*P + b, c] = … %s …;  part[c] += x[i*P + b, c] } }
             {  = c: p[b, c] = part[c] }
 
-and a small kernel adds up the P partial rows. Everything is read once. Where P does not divide R, some programs end a
-row before others."""
+and a small kernel adds up the P partial rows. All is read once. If P does not divide R, some programs end earlier."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -117,7 +116,6 @@ def _mask(member: Member) -> Expr | None:
 
 
 def _unmasked(member: Member) -> Member:
-    """The member where its mask holds."""
     mask = _mask(member)
 
     def without(e: Expr) -> Expr | None:

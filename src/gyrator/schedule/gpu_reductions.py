@@ -45,8 +45,7 @@ SCAN_PARTS = (8192, 4096, 16384)
 
 # -- splitting ---------------------------------------------------------------------------------------------
 def split_on_gpu(program: Program, gpu: Gpu) -> Program:
-    """Split a reduction with too few results to occupy a GPU into partial results and their combination, as
-    :func:`split_reductions` does for a CPU.
+    """Split a reduction with too few results to occupy a GPU in parts, as :func:`split_reductions` does for a CPU.
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
     last ones are masked. Splits sums, products, extremes (with their numbers), what a softmax needs and, where it

@@ -97,8 +97,7 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 # -- rows --------------------------------------------------------------------------------------------------
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
-    """A program handles one row or several; each row whole where it fits, and where sums down the columns are
-    kept (``mixed``)."""
+    """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(power(at_most(a.extent)) if w else 0 for a, w in whole.items())

@@ -210,7 +210,6 @@ def _unify_axes(a: Sequence[Axis], b: Sequence[Axis]) -> Unification | None:
 # -- legality ----------------------------------------------------------------------------------------------
 def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     """Whether members that read a result across the two halves of a join read the very element of their own iteration.
-
     ``first`` are the positions of one half; reads within a half were checked when it was made."""
     made = {v: m for m in group.members for v in defines(m.nest)}
     bases = {m.nest.root.into: m for m in group.members if isinstance(m.nest.root, Scatter)}
@@ -236,7 +235,6 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
 # -- order -------------------------------------------------------------------------------------------------
 def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
     """By each member's position how many reductions of the group must be complete before it.
-
     It is as early as its reductions allow; then pointwise ones are as late as their first reader."""
     made = {v: m for m in members for v in defines(m.nest)}
     level: dict[int, int] = {}

@@ -2,8 +2,7 @@
 
 a = f(x)[n, 64];  b = g(a)[n, 64];  …;  y = cat([a, b, …], 1)
 →
-a, b, … lie within y, in rows as long as those of y, and nothing is moved
-"""
+a, b, … lie within y, in rows as long as those of y, and nothing is moved"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -117,7 +116,6 @@ def _laid(view: View, node: Extern, name: str = "") -> Value:
 
 
 def _copy(view: View, node: Extern, number: int) -> Nest:
-    """What makes a copy of a part in its place."""
     axes = axes_of("i", view.value.shape)
     new = _laid(view, node, f"{node.out[0]}_part{number}")
     return Nest((new,), axes, Pointwise(Load(view.value, coords_of(axes))), node.origins)

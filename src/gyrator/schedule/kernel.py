@@ -81,9 +81,8 @@ class Writer:
         return (*self._rows.values(), *self._tiles.values())
 
     def params(self, read: set[Value]) -> dict[Param, Value]:
-        """The tensors in memory, each with the value it stands for: what is only read first, then what is
-        written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that of a
-        dimension with stride 0 does."""
+        """The tensors in memory, each with the value it stands for: first what is only read. ``read`` is what the body
+        reads: less than was loaded where an index disappeared, as that of a dimension with stride 0 does."""
         written = [v for m in self.members for v in defines(m.nest) if v in self.stored]
         loaded = [v for v in self._loaded if self.memory(v) in read]
         reads = {Param(self.memory(v), True, False): v for v in loaded if v not in written}
@@ -101,8 +100,7 @@ class Writer:
         return self._wrap(self._mixed(stages))
 
     def _mixed(self, stages: list[Loop | Stage]) -> Body:
-        """Around the rows that a program of a GPU runs through: what is summed down the columns starts before
-        and is stored after."""
+        """Around the rows that a program of a GPU runs through: sums down columns start before and are stored after."""
         down, body = [(m, *_reduced(m)) for m in self.members if m.down], tuple(stages)
         if not down:
             return body
@@ -120,7 +118,6 @@ class Writer:
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
-        """The outer loops around everything."""
         shape = self.shape
         grain = _cost(stages)
         if shape.style in (Style.POINTS, Style.STRIPS) and shape.lane is not None:
@@ -202,8 +199,7 @@ class Writer:
         """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its results.
 
         - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
-                                                    - r { = c { y[r, c] = tile[r, c] + 1 } }
-        """
+                                                    - r { = c { y[r, c] = tile[r, c] + 1 } }"""
         lane, written = self._columns_of_tile, {self.memory(v) for v in self.stored if v in self.made}
         assert lane is not None
         before: list[Loop | Stage] = []
@@ -249,8 +245,7 @@ class Writer:
 
     # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
-        """What runs once per outer iteration before the spaces of ``level``: results of reductions, members
-        with no space."""
+        """What runs once per outer iteration before the spaces of ``level``: reductions' results, spaceless members."""
         stages: list[Loop | Stage] = []
         for member in self.members:
             reduces = isinstance(member.nest.root, Reduce) and not member.down
@@ -415,8 +410,7 @@ def _reduced(member: Member) -> tuple[str, Value]:
 
 
 def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Loop | Stage]:
-    """One iteration reads all it reads before it writes, so that a result may take the memory of an operand
-    that other members read too.
+    """One iteration reads all before it writes: a result may take the memory of an operand that other members read too.
 
         m[i] = f(old[i]); p[i] = g(old[i])   →   let m = f(old[i]); let p = g(old[i]); m[i] = %m; p[i] = %p
 

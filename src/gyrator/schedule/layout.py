@@ -92,8 +92,7 @@ def _unit(position: Index) -> Axis | None:
 
 
 def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
-    """Axes from the outermost loop to the innermost: by decreasing stride, but last the one along which most
-    bytes lie contiguously."""
+    """Axes, outermost loop first: by decreasing stride, but last the one along which most bytes lie contiguously."""
     contiguous: dict[Axis, int] = {}
     stride: dict[Axis, int] = {}
     for axis in axes:

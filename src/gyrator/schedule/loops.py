@@ -328,8 +328,7 @@ def _sheet_width(columns: int, parallel: int) -> int:
 
 
 def _tiled_rows(group: Group, found: list[Access]) -> Shape | None:
-    """Rows that lie across memory where they are read but not where they are written, or the other way round: some at a
-    time go through a tile."""
+    """Rows that lie across memory either where they are read or where they are written, some at a time in a tile."""
     if len(group.spaces) != 1 or len(group.spaces[0]) != 1:
         return None
     (row,) = group.spaces[0]
@@ -361,8 +360,7 @@ def _in_blocks(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axes, 
 
 
 def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Axis]:
-    """Split a loop into blocks, ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``, and note m =
-    b*size + t."""
+    """Split a loop into blocks, ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``; note m = b*size + t."""
     block = Axis(axis.name + "b", (axis.extent + (size - 1)) // size)
     inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
     blocks[axis] = block.index() * size + inner.index()

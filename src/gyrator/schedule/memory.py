@@ -52,7 +52,6 @@ def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_pla
 @dataclass(frozen=True, slots=True)
 class _Here:
     """A group that becomes a launch: its place among the units, what it reads and makes, its members' levels.
-
     ``whole`` is what a template reads rows and columns of: nothing is placed upon it."""
 
     group: Group
@@ -285,7 +284,6 @@ def _apart(a: Sequence[Index], b: Sequence[Index]) -> bool:
 
 
 def _group_of(unit: Templated) -> Group:
-    """The product and what follows it as one group."""
     product = product_of(unit.call)
     origins = merge(*(node.origins for node in nodes_of(replace(unit, epilogue=None))))
     group = None if product is None else product_group(product, unit.epilogue, origins)

@@ -4,8 +4,7 @@
     →
     allocate y; allocate a  within y; launch f(x, a); b = mm(a, w); free a; launch g(b, y); return y
 
-Otherwise the layers of a language model leave blocks behind that are too small for its logits: a pool keeps them, and a
-call takes both."""
+Otherwise the layers of a language model leave blocks too small for its logits: a pool keeps them, a call takes both."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence

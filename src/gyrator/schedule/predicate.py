@@ -14,15 +14,13 @@ def predicate(program: Program, rule: Rule) -> Program:
     """Push masks down to the loads that need them.
 
     Before: ``masked(1 <= i <= N, load(x, i-1), 0)``; after: ``load(x, i-1, mask = 1 <= i <= N, other = 0)``.
-    Where the body is more than a load, the mask stays as a ``where`` too. A load whose coordinates are
-    proved to be in range everywhere needs no mask, if the value has elements. The same load outside the mask
-    is another node: the memo is keyed by (node, path condition)."""
+    Where the body is more than a load, the mask stays as a ``where`` too. A load proved to be in range everywhere needs
+    no mask, if the value has elements. The same load outside the mask is another node: the memo is keyed by (node, path
+    condition)."""
     return map_nests(program, lambda nest: (nest.map(_Pusher(rule).expr),))
 
 
 class _Pusher:
-    """One traversal of one nest."""
-
     def __init__(self, rule: Rule) -> None:
         self._rule, self.expr = rule, cache(self._push)
 

@@ -20,8 +20,7 @@ class Window:
     """What slides over the ``images``, of (batch, channels, *sides), of a convolution. ``sides`` are the result's,
     ``taps`` the kernel's. With kernels of one element that step over nothing, its patches are the pixels as they lie.
 
-        out[n, c, y, x] = Σ_k patches[(n, y, x), k] · filters[k, c]        k counts (row, column of the kernel, channel)
-    """
+        out[n, c, y, x] = Σ_k patches[(n, y, x), k] · filters[k, c]    k counts (row, column of the kernel, channel)"""
 
     images: Value
     sides: tuple[Index, ...]
@@ -283,7 +282,6 @@ def _grouped(call: Extern, out: Value) -> Product | None:
 
 
 def _named(call: Extern, first: int, names: str) -> dict[str, Arg]:
-    """The arguments of a call from ``first`` on, by their names."""
     return {**dict(zip(names.split(), call.args[first:], strict=False)), **dict(call.kwargs)}
 
 
@@ -299,8 +297,7 @@ def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:
 
 
 def part_of(program: Program, units: Iterable[Unit]) -> Program:
-    """The part of a program that units compute; what they read of the rest are inputs, and what the rest reads of them
-    are outputs."""
+    """The part of a program that units compute; what they read of the rest are inputs, what the rest reads, outputs."""
     inside = {id(node) for unit in units for node in nodes_of(unit)}
     nodes = [node for node in program.nodes if id(node) in inside]
     own = {value for node in nodes for value in defines(node)}

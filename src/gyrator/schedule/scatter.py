@@ -181,8 +181,7 @@ def scatters_to_sums(program: Program) -> Program:
     """Additions that crowd on few elements of one dimension become a sum for each of them, always in the same order.
 
     Before: ``u = scatter add nest[q, h] into t at (load(idx, q), h) of x[q, h]``
-    after:  ``s = nest[b, h] reduce sum over q  where(b == load(idx, q), x[q, h], 0);  u = nest[b, h] t[b, h] +
-    s[b, h]``
+    after:  ``s = nest[b, h] reduce sum over q  where(b == load(idx, q), x[q, h], 0); u = nest[b, h] t[b, h] + s[b, h]``
 
     So do the gradients of a table of position biases. Each element along the dimension that is chosen at run time reads
     the whole source. Where that takes longer, as for a histogram, copies of the elements share the crowd:

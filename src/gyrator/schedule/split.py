@@ -44,16 +44,14 @@ def split_reductions(program: Program) -> Program:
     """Split a reduction over rows into partial results of equal blocks of rows, and their combination.
 
     Before: ``s = nest[j<C] reduce sum over i<R  x[i, j]``
-    after:  ``p = nest[b<16, j<C] reduce sum over i<R/16  x[b*R/16 + i, j];  s = nest[j<C] reduce sum over
-    b<16  p[b, j]``
+    after:  ``p = nest[b<16, j<C] reduce sum over i<R/16  x[b*R/16 + i, j]; s = nest[j<C] reduce sum over b<16 p[b, j]``
 
     Only where columns are contiguous and too few to occupy the cores (under 2,048), and there are about 65,536
     elements at least. Where the parts are not even, the last ones are masked. Variances too, if they are even: of
     parts, then of all. The result does not depend on the number of threads.
 
     Before that, where columns are no whole vectors, rows that fill some are summed apart:
-    ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32  x[i*32 + b, j]; …``
-    """
+    ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32 x[i*32 + b, j]; …``"""
     filled = map_nests(program, lambda nest: split(nest, _cut(nest, _rows_for_vectors)))
     return map_nests(filled, lambda nest: split(nest, _cut(nest, _rows_for_cores)))
 
@@ -103,8 +101,7 @@ def even_cut(axes: tuple[Axis, ...], wanted: int, parts: Iterable[int], *, align
 
 
 def uneven_cut(axes: tuple[Axis, ...], wanted: int, unit: int = 1) -> Cut | None:
-    """At most so many parts of the longest axis, of one length, a multiple of ``unit``; the last may end early or be
-    empty."""
+    """At most so many parts of the longest axis, of one length in ``unit``s; the last may be short or empty."""
     axis = max(axes, key=lambda a: iterations((a,)))
     step = (axis.extent + (wanted * unit - 1)) // (wanted * unit) * unit
     parts = wanted if step.value is None else ((axis.extent + (step - 1)) // step).value
