@@ -367,7 +367,8 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
-    """For a checkpoint's body: whether backward repeats an operator, as the user's `context_fn` says; None: all."""
+    """For a body of an activation checkpoint: whether an operator's results are computed again in backward,
+    as the user's `context_fn` says; None where all are."""
     make_contexts = body.meta.get("_checkpoint_context_fn")
     if make_contexts is None:
         return None

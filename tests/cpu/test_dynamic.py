@@ -360,6 +360,17 @@ def test_copies_of_what_a_mask_chose_beside_other_numbers_may_be_of_nothing(back
         count_compiles(moved, calls, backend, dynamic=True)
 
 
+def test_a_branch_may_return_what_was_chosen(backend: str) -> None:
+    """Its result is a list of one tensor, whose size is new."""
+
+    def places(x: Tensor, twice: Tensor) -> Tensor:
+        return torch.cond(twice, lambda n: n * 2, lambda n: n - 1, (x.nonzero(),)).float().sin()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        calls = [(torch.arange(-2.0, n), torch.tensor(n > 2)) for n in (1, 2, 3, 4)]
+        count_compiles(places, calls, backend)
+
+
 def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
     def pieces(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
         n = (at * 1).item()

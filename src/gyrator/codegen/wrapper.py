@@ -374,7 +374,7 @@ class _Wrapper:
             places = [f"{name}[{k}]" for k in range(len(extern.out))]
         elif extern.scalars and first is not None:
             places = [self.name(first)]
-            self.emit(f"{places[0]} = {text}")
+            self.emit(f"[{places[0]}] = {self.tool('leaves')}({text})")
         both = list(zip(extern.out or (None,), places, strict=True))
         found = {value: place for value, place in both if value is not None}
         self.bind_scalars(extern, found, [place for value, place in both if value is None])
