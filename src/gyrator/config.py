@@ -87,7 +87,7 @@ class Config:
     )
     freezing: bool = _option(
         False,
-        "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of "
+        "Under no_grad, take parameters as constants: fold, join and pre-pack them. Later changes of "
         "a parameter are not seen, and the graph is compiled anew in each process.",
     )
     channels_last: Literal["auto", "on", "off"] = _option(
