@@ -106,3 +106,14 @@ def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_s
         kernels = gpu_plan(on_gpu(lowered(fn, x).program)).kernels
         sides = [[tile.block for tile in kernel.tiling.tiles] for kernel in kernels if kernel.tiling]
         assert sides.count(["YBLOCK", "XBLOCK"]) == copies
+
+
+def test_what_all_neighbours_read_alike_does_not_make_them_rows() -> None:
+    """The gradient of a pair is read along rows, but once for all its coordinates: 67 us by rows, 35 so on an H200."""
+
+    def sums(g: Tensor, points: Tensor) -> Tensor:
+        return (g[:, :, None] * points[None].sin()).sum(1)
+
+    (kernel,) = gpu_plan(on_gpu(lowered(sums, torch.empty(512, 512), torch.empty(512, 64)).program)).kernels
+    assert kernel.tiling is not None and [tile.whole for tile in kernel.tiling.tiles] == [False, False]
+    assert dict(kernel.tiling.configs[0].blocks)["XBLOCK"] == 32

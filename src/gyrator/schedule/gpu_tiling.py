@@ -30,6 +30,7 @@ MANY_ACCESSES = 6
 STREAMED = range(1 << 25, (1 << 28) + 1)
 """Bytes of values of which an L2 cache of 50 MiB keeps too little for a second read; hints slow larger ones down."""
 SHORT_COLUMN = 512
+WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +237,25 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
 
 
 def _walks_columns(walk: _Walk, share: int = 1) -> bool:
-    """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``."""
+    """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``.
+    What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count."""
     weights = [0, 0]
     for position, size in walk.accesses:
         last = upper(position)
         span = 1 << 62 if last is None else volume((last + 1,))
         weight = size * min(iterations(position.axes()), span)
-        for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
+        rows = () if any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:]) else walk.rows
+        for kind, axes in enumerate((rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
     return weights[1] * share > weights[0]
+
+
+def _reading_alike(position: Index, axis: Axis) -> int:
+    """How many neighbours along ``axis`` are at one place: 64 at ``512 * (axis // 64) + row``."""
+    varying = {atom for monomial, _ in position.terms for atom in monomial if axis in atom.index().axes()}
+    quotients = [atom for atom in varying if isinstance(atom, FloorDiv) and atom.num is axis.index()]
+    alike = min((volume((atom.den,)) for atom in quotients), default=iterations((axis,)))
+    return alike if len(quotients) == len(varying) else 1
 
 
 def _contiguous(position: Index, axis: Axis) -> bool:
