@@ -213,6 +213,12 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
     raise DynamicOutputShapeException(aten._unique.default)
 
 
+def _unique_of(op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Places and counts are integers; torch 2.11 states them in the type of ``x``."""
+    values, *numbers = op(x, *args, **kwargs)
+    return values, *[n.new_empty(n.shape, dtype=torch.int64) for n in numbers]
+
+
 def overloads(names: str) -> tuple[OpOverload, ...]:
     """ATen's operators of these names, the default overload where none is named."""
     return tuple([attrgetter(name if "." in name else f"{name}.default")(aten) for name in names.split()])
@@ -260,4 +266,5 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     ),
     aten.roll.default: _roll,
     aten._unique.default: _unique,
+    **{op: partial(_unique_of, op) for op in overloads("_unique2 unique_dim unique_consecutive")},
 }
