@@ -86,3 +86,17 @@ def test_another_shape_or_type_has_memory_of_its_own() -> None:
     for other in (b, c):
         steps = (Allocate(a), Launch("k", (x, a)), Free(a), Allocate(other), Launch("k", (x, other)))
         assert not taken(reuse(Plan("p", (), steps, (full_view(other),), ())))
+
+
+def test_what_a_collective_reads_is_not_taken_before_what_its_end_gave_has_ended() -> None:
+    x, a, sent, there, b, c = vectors(x=16, a=16, sent=16, there=16, b=16, c=16)
+    steps = (
+        Allocate(a), Launch("k", (x, a)),
+        Call(Extern((sent,), "_c10d_functional.all_reduce.default", (full_view(a), "sum", "0"))), Free(a),
+        Allocate(b), Launch("k", (x, b)),
+        Call(Extern((there,), "_c10d_functional.wait_tensor.default", (full_view(sent),))), Free(sent),
+        Launch("k", (there, b)), Free(there),
+        Allocate(c), Launch("k", (b, c)), Free(b),
+    )  # fmt: skip
+    plan = reuse(Plan("p", (), steps, (full_view(c),), ()))
+    assert fresh(plan) == ["a", "b"] and taken(plan) == [("c", "a")]
