@@ -208,6 +208,20 @@ def _indexed(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: An
     return whole.new_empty([b if guard_or_false(b == 1) else a for a, b in sizes])
 
 
+def _slice(x: FakeTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """torch 2.11 may call a size by a new name, which nothing defines, where a run tells what it follows from."""
+    size, sizes, strides = x.shape[dim], list(x.shape), list(x.stride())
+    result: Tensor = aten.slice.Tensor(x, dim, start, end, step)
+    told = any(map(is_told_by_run, (start, end, size)))
+    if not told or not torch_compat.fresh_symbols(x.fake_mode, result):
+        return result
+    given = 0 if start is None else start, size if end is None else end  # those that a run tells count from the start
+    counted = [at if is_told_by_run(at) or at >= 0 else torch.sym_max(at + size, 0) for at in given]
+    first, last = (torch.sym_min(at, size) for at in counted)
+    sizes[dim], strides[dim] = (torch.sym_max(last - first, 0) + step - 1) // step, strides[dim] * step
+    return x.as_strided(sizes, strides, x.storage_offset() + first * x.stride(dim))
+
+
 def _unique(*args: Any, **kwargs: Any) -> Any:
     """Sizes are known from the values alone, though torch 2.11 states one element."""
     raise DynamicOutputShapeException(aten._unique.default)
@@ -240,7 +254,7 @@ _LIKE_SUMS = overloads(
 )
 _PARTS: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
     aten.select_scatter.default: (lambda x, _, *place, **named: aten.select.int(x, *place, **named), 1),
-    aten.slice_scatter.default: (lambda x, _, *place, **named: aten.slice.Tensor(x, *place, **named), 1),
+    aten.slice_scatter.default: (lambda x, _, *place, **named: _slice(x, *place, **named), 1),
     aten.diagonal_scatter.default: (lambda x, _, *place, **named: aten.diagonal.default(x, *place, **named), 1),
     **dict.fromkeys(overloads("index_add index_reduce"), (lambda x, dim, at, *_, **__: x.index_select(dim, at), 3)),
     **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), (_indexed, 2)),
@@ -265,6 +279,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
         x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)
     ),
     aten.roll.default: _roll,
+    aten.slice.Tensor: _slice,
     aten._unique.default: _unique,
     **{op: partial(_unique_of, op) for op in overloads("_unique2 unique_dim unique_consecutive")},
 }
