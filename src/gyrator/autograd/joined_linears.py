@@ -23,7 +23,8 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     """Linear layers of a captured graph, by the first of them, whose parameters are inputs at positions in `frozen`.
 
     Between them is no other linear layer, so that no result waits long. Refuses where something writes into what they
-    read or make, and what shares memory with a result of the program, which has strides of its own."""
+    read or make, what shares memory with a result of the program, which has strides of its own, and layers of which
+    autocast converts one alone."""
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
     written = {_memory(i) for node in graph.nodes if _may_write(node) for i in node.all_input_nodes} - {None}
@@ -34,7 +35,7 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
         fixed = not node.kwargs and {weight, bias} <= parameters
         if not fixed or not apart.isdisjoint(map(_memory, (node, x, weight))) or _memory(bias) in written:
             return node
-        return x, weight.meta["example_value"].dtype, bias is None
+        return x, weight.meta["example_value"].dtype, node.meta["example_value"].dtype, bias is None
 
     layers = [node for node in graph.nodes if node.target is F.linear]
     groups = [tuple(group) for _, group in groupby(layers, alike)]

@@ -144,7 +144,7 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 if not names[memory]:
                     del names[memory]
                     total -= size_of(memory)
-            case Launch() | Call() | Copy() | Join():
+            case _ if runs(step):
                 new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
                 first |= zip(new, new, strict=True)
                 names.update(new)

@@ -70,6 +70,16 @@ def test_under_autocast_the_joined_weights_are_converted_once() -> None:
     assert products(mixed) == 1
 
 
+def test_layers_of_which_autocast_converts_one_alone_stay_apart() -> None:
+    def partly(layers: Layers, x: Tensor) -> Tensor:
+        q = layers.q(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            k = layers.k(x)
+        return q.exp() * k.sin().float()
+
+    assert products(partly) == 2
+
+
 def test_a_result_of_the_program_has_memory_of_its_own() -> None:
     assert products(lambda layers, x: (layers.q(x).transpose(0, 1), layers.k(x) * layers.v(x).sum())) == 2
 
