@@ -46,7 +46,7 @@ from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replay
 from gyrator.runtime.entries import Stores, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Note, Runtime, constant_file, load
-from gyrator.runtime.pool import Pool
+from gyrator.runtime.pool import Pool, Workspaces
 from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
@@ -70,7 +70,8 @@ class Process:
     `workers` compile their GPU kernels, `sandboxes` time candidates, and `remotes` share entries among machines.
 
     `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
-    collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place."""
+    collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place; `recorded` is
+    memory that recordings of launches hold."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
@@ -82,6 +83,7 @@ class Process:
     instead: Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]] | None = None
     counted: list[Counters] = field(default_factory=list)
     profile: BandwidthProfile = field(default_factory=BandwidthProfile)
+    recorded: list[torch.Tensor] = field(default_factory=list)
 
     @cached_property
     def scratch(self) -> Path:
@@ -103,7 +105,10 @@ class Process:
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)
         gpu = GpuKernels(folder, kernels, build, moved, tuned=tuned)
         lent = pool if config.reuse_buffers else None
-        return Runtime(folder, lent, ready.constants, moved, config.threads, note=note, regions=ready.regions, gpu=gpu)
+        return Runtime(
+            folder, lent, ready.constants, moved, config.threads, note=note, regions=ready.regions, gpu=gpu,
+            workspace=Workspaces(self.recorded),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

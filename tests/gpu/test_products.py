@@ -4,6 +4,7 @@ recordings do not disturb each other."""
 from __future__ import annotations
 
 import json
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -128,6 +129,21 @@ def test_partial_sums_are_added_in_the_same_order_in_every_run(taking: Any) -> N
     x, w = random(32, 8192), random(8192, 32)
     first = function(x, w)
     assert all(torch.equal(function(x, w), first) for _ in range(50))
+
+
+def test_recordings_outlive_compiled_functions(taking: Any) -> None:
+    function = taking(mm, "tiled", Config(tuple(SPLIT.items()), 4, 2))
+    args = random(32, 4096), random(4096, 32)
+    wanted, graph = function(*args), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = [function(*args) for _ in range(3)]
+    del function
+    torch._dynamo.reset()
+    gc.collect()
+    others = [torch.randint(256, (1 << 14,), dtype=torch.uint8, device="cuda") for _ in range(64)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(others) == 64 and all(torch.equal(result, wanted) for result in recorded)
 
 
 def test_streams_and_recordings_do_not_share_counters(taking: Any) -> None:

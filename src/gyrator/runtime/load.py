@@ -65,6 +65,7 @@ class Runtime:
         named: every launch is shown to profilers under the kernel's name.
         regions: what the wrapper calls by the names of graphs within the graph (branches, bodies of loops).
         gpu: its kernels that run on a GPU; None where they are found by the folder alone.
+        workspace: gives launches on a GPU memory beside their arguments.
     """
 
     folder: Path
@@ -76,7 +77,7 @@ class Runtime:
     note: Note | None = None
     regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     gpu: GpuKernels | None = None
-    workspace: Workspaces = field(default_factory=Workspaces)
+    workspace: Workspaces = field(default_factory=lambda: Workspaces([]))
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
 
     empty = staticmethod(torch_compat.empty_strided_cpu)

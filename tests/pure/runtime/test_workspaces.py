@@ -26,7 +26,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 def test_launches_on_one_stream_share_counters_and_streams_do_not(capturing: Callable[[bool], None]) -> None:
-    spaces = Workspaces()
+    spaces = Workspaces([])
     first = spaces(64, True, 1)
     assert not first.any() and spaces(32, True, 1).data_ptr() == first.data_ptr()
     assert spaces(64, True, 2).data_ptr() != first.data_ptr()
@@ -35,7 +35,7 @@ def test_launches_on_one_stream_share_counters_and_streams_do_not(capturing: Cal
 
 
 def test_each_recorded_launch_has_counters_of_its_own(capturing: Callable[[bool], None]) -> None:
-    spaces = Workspaces()
+    spaces = Workspaces([])
     shared = spaces(20, True, 1)
     capturing(True)
     found = [spaces(20, True, 1) for _ in range(4)]
@@ -47,9 +47,19 @@ def test_each_recorded_launch_has_counters_of_its_own(capturing: Callable[[bool]
 
 def test_a_recording_without_a_reserve_zeroes_its_counters_itself(capturing: Callable[[bool], None]) -> None:
     capturing(True)
-    spaces = Workspaces()
+    spaces = Workspaces([])
     assert not spaces(20, True, 1).any()
     capturing(False)
     spaces(20, True, 1)
     capturing(True)
     assert spaces(2 * RESERVE, True, 1).numel() == 2 * RESERVE
+
+
+def test_what_recordings_hold_outlives_the_compiled_function(capturing: Callable[[bool], None]) -> None:
+    recorded: list[torch.Tensor] = []
+    spaces = Workspaces(recorded)
+    spaces(20, True, 1)
+    assert not recorded
+    capturing(True)
+    held = [spaces(20, True, 1) for _ in range(2)]
+    assert [r.data_ptr() for r in recorded] == [held[0].data_ptr()]
