@@ -3,8 +3,8 @@ recordings do not disturb each other."""
 
 from __future__ import annotations
 
-import json
 import gc
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -22,6 +22,7 @@ from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.products import Alternative, Product, Question
+from gyrator.session import Count
 from tests import experts
 from tests.acceptance import assert_matches
 
@@ -169,7 +170,7 @@ def test_streams_and_recordings_do_not_share_counters(taking: Any) -> None:
 
 def test_the_library_applies_a_relu_that_alone_reads_a_product() -> None:
     """In training too, since its gradient needs the result alone."""
-    x, w, b, v = random(64, 9, 32), random(128, 32), random(128), random(32, 128)
+    x, w, b, v = random(64, 90, 512), random(1024, 512) / 32, random(1024), random(32, 1024) / 32
 
     def hidden(x: Tensor) -> Tensor:
         return F.linear(torch.relu(F.linear(x, w, b)), v)
@@ -182,6 +183,47 @@ def test_the_library_applies_a_relu_that_alone_reads_a_product() -> None:
         torch.testing.assert_close(found, hidden(given), rtol=1e-2, atol=0.2)
     (got,), (wanted,) = (torch.autograd.grad(y.sum(), given) for y in (found, hidden(given)))
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0.2)
+
+
+THIN: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "a row": (lambda x, w, b: F.relu(F.linear(x, w, b)), [(1, 768), (1000, 768), (1000,)]),
+    "a column": (lambda x, w, b: F.linear(x, w, b) * 2, [(3, 100, 768), (1, 768), (1,)]),
+    "scaled": (lambda b, x, w: torch.addmm(b, x, w.t(), beta=0.5, alpha=2), [(300,), (1, 100), (300, 100)]),
+    "outer": (mm, [(300, 1), (1, 200)]),
+    "rows of many": (lambda q, k: torch.bmm(q, k.mT), [(6, 1, 64), (6, 333, 64)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("case", THIN)
+def test_products_with_a_side_of_one_are_kernels_of_their_own(case: str, dtype: torch.dtype) -> None:
+    """So are those of their gradients where what is summed lies together."""
+    fn, shapes = THIN[case]
+    gyrator.reset()
+    args = [random(*shape, dtype=dtype) for shape in shapes]
+    assert_right(torch.compile(fn, backend="gyrator", dynamic=False)(*args), fn, args)
+    assert not gyrator.counters().externs()
+
+    def gradients(run: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
+        found = [x.detach().requires_grad_() for x in given]
+        return torch.cat([g.flatten() for g in torch.autograd.grad(run(*found).square().mean(), found)])
+
+    got = gradients(torch.compile(fn, backend="gyrator", dynamic=False), args)
+    assert_matches(got, gradients(fn, args), gradients(fn, [x.double() for x in args]), slack=4)
+
+
+@pytest.mark.parametrize("shape", [(32, 768, 768), (5, 300, 200), (77, 384, 96), (128, 768, 3072)])
+def test_small_products_of_16_bits_are_kernels_with_what_follows(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    gyrator.reset()
+    args = [random(m, k, dtype=BF16), random(n, k, dtype=BF16), random(n, dtype=BF16)]
+
+    def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    assert_right(torch.compile(layer, backend="gyrator", dynamic=False)(*args), layer, args)
+    counters = gyrator.counters()
+    assert not counters.externs() and counters[Count.LAUNCHES] == 1
 
 
 CONVOLUTIONS = {

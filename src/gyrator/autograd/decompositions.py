@@ -164,14 +164,23 @@ def _embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, *options: A
     return _EMBEDDING(g, indices, rows, *options)
 
 
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    """bmm(a, b) → sum over k of a·bᵀ where b is a column, and a·b where there is one k, on a processor: so it is fused
-    with what makes and reads its operands. Other products stay whole."""
-    if a.device.type != "cpu" or not a.is_floating_point() or 1 not in [n for n in b.shape[1:] if type(n) is int]:
+def _thin(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """A product with a side of length 1 by its elements, so that it is fused with what makes and reads its operands:
+
+    bmm(a, b) → sum over k of a·bᵀ where a is a row or b a column, a·b where there is one k; and so mm and addmm.
+
+    On a GPU where the k that are summed lie together; on a processor bmm alone, and not for rows. Others stay whole."""
+    *bias, a, b = inputs
+    m, k, n = [type(size) is int and size == 1 for size in (*a.shape[-2:], b.shape[-1])]
+    on_gpu = a.device.type == "cuda"
+    summed = (m and b.stride(-2) == 1) or (n and a.stride(-1) == 1) if on_gpu else n
+    if not a.is_floating_point() or not (k or summed) or not (on_gpu or a.ndim == 3):
         return NotImplemented
-    column = type(b.shape[2]) is int and b.shape[2] == 1
-    product = _widen(a) * (_widen(b).transpose(-1, -2) if column else _widen(b))
-    return (product.sum(-1, keepdim=True) if column else product).to(a.dtype)
+    product = _widen(a) * (_widen(b) if k else _widen(b).mT)
+    total = product if k else product.sum(-1, keepdim=True) if n else product.sum(-1).unsqueeze(-2)
+    if bias:  # a scale of 0 hides even NaN
+        total = alpha * total + beta * _widen(bias[0]) if beta else alpha * total
+    return total.to(a.dtype)
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -238,7 +247,7 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {
-    aten.bmm.default: _bmm,
+    **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default), _thin),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,

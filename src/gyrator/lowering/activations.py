@@ -8,6 +8,8 @@ from gyrator.torch_compat import graph_module
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_SMALL, _SHORT = 1 << 28, 4096
+"""Multiplications up to which, and the longest sums of which, a template computes a product with what follows."""
 _LIBRARY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 
 
@@ -18,7 +20,7 @@ def with_activations(graph: fx.GraphModule) -> fx.GraphModule:
     after:  ``y = _addmm_activation(b, x, w); z = view(y)``
 
     Refuses where a kernel reads what relu gives, so that it costs nothing there; a bias that is no vector of the
-    columns; and sides that are no multiples of 16 bytes, which have no fast kernels."""
+    columns; sides that are no multiples of 16 bytes, which have no fast kernels; and small products."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     ending = {p: node for node in graph.graph.nodes if (p := _product_before(node)) is not None}
     over = set(ending.values())
@@ -49,4 +51,6 @@ def _product_before(node: fx.Node) -> fx.Node | None:
     bias, left, right = (arg.meta["val"] for arg in product.args if isinstance(arg, fx.Node))
     out, sides = product.meta["val"], (left.shape[1], right.shape[1])
     fast = out.is_cuda and out.dtype.itemsize == 2 and all(isinstance(n, int) and n % 8 == 0 for n in sides)
-    return product if fast and not product.kwargs and bias.shape == out.shape[1:] and bias.stride() == (1,) else None
+    small = isinstance(out.numel(), int) and sides[0] <= _SHORT and out.numel() * sides[0] <= _SMALL
+    vector = bias.shape == out.shape[1:] and bias.stride() == (1,)
+    return product if fast and vector and not small and not product.kwargs else None

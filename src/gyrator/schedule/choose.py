@@ -20,7 +20,7 @@ from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, few_rows, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
+from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, short_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
 from gyrator.schedule.prologue import is_cheap, of_few, producers, prologues
@@ -37,7 +37,7 @@ def choose_products(
     With them what constants they read in panels.
 
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
-    rows that end anywhere, few rows with an operand that is not stored yet, and groups of few rows."""
+    rows that end anywhere, few rows with an operand that is not stored yet, groups of few rows, and small products."""
     if ask is None:
         with_gpu = gpu if "triton" in options.gemm_backends else None
         with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None
@@ -53,7 +53,7 @@ def choose_products(
 
 def _without_trial(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
     """The units; products whose rows end anywhere are by the template that is fast there, products that read an operand
-    once, as they have few rows, compute it, and what follows, and groups of few rows what follows."""
+    once, as they have few rows, compute it, and what follows; groups of few rows and small products what follows."""
     if gpu is None and cpu is None:
         return tuple(given)
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
@@ -63,8 +63,10 @@ def _without_trial(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu
         if product is None:
             continue
         found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
-        if gpu is not None and (found or grouped):
-            ways = Templated(call, "tiled", few_configs(product, gpu, found), prologue=found)
+        if gpu is not None:
+            configs = few_configs(product, gpu, found) if found or grouped else ()
+            found = found if configs else ()
+            ways = Templated(call, "tiled", configs or short_configs(product, gpu), prologue=found)
         elif cpu is not None and (grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)):
             ways = Templated(call, PANELS, few_rows(product, cpu), prologue=found)
         else:

@@ -20,7 +20,7 @@ from gyrator.schedule.products import Product
 def linear_unary(call: Extern, product: Product, group: Group, program: Program) -> Extern | None:
     """One call for a linear layer with a constant weight and the unary function in ``group``.
 
-    Refuses a product that others read, scales, other functions, and a weight or result that does not lie row by row."""
+    Refuses a GPU, a product that others read, scales, other functions, and what does not lie row by row."""
     right, out, nest = product.right, group.members[0].nest.out[0], group.members[0].nest
     read = sum(product.out in uses(node) for node in program.nodes) + (product.out in shown_values(program))
     frozen = right.value in {c.value for c in program.constants} and len(right.shape) == 2
@@ -32,7 +32,7 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
     same = (out.shape, out.dtype, out.strides) == (product.out.shape, product.out.dtype, contiguous_strides(out.shape))
     row = not isinstance(bias, View) or len(bias.shape) == 1
     known = out.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
-    if name is None or not (rows and same and row and known):
+    if name is None or out.device.type != "cpu" or not (rows and same and row and known):
         return None
     args = (product.left, weight, bias, name, (), "")
     return Extern((out,), "mkldnn._linear_pointwise.default", args, origins=call.origins)

@@ -72,6 +72,25 @@ def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
     assert decomposed(torch.ones(4, 8, dtype=dtype), torch.arange(4), 8192, -1, False) == "apart"
 
 
+def by_elements(left: Tensor, right: Tensor, device: str, *bias: Tensor) -> bool:
+    """Whether a product of such tensors on a device is computed by elements."""
+    op = {2: aten.addmm if bias else aten.mm, 3: aten.bmm}[left.ndim].default
+    with FakeTensorMode():
+        args = [torch.empty_strided(x.shape, x.stride(), device=device) for x in (*bias, left, right)]
+        found = decomposition_table()[op](*args)
+    return found is not NotImplemented
+
+
+def test_products_with_a_side_of_one_are_by_elements_on_a_gpu_where_what_is_summed_lies_together() -> None:
+    row, column, weights = torch.ones(1, 8), torch.ones(8, 1), torch.ones(4, 8)
+    assert by_elements(row, weights.t(), "cuda") and by_elements(row, weights.t(), "cuda", torch.ones(4))
+    assert by_elements(weights, column, "cuda") and by_elements(column, row, "cuda")
+    assert by_elements(row.expand(3, 1, 8), weights.expand(3, 4, 8).mT, "cuda")
+    assert not by_elements(row, torch.ones(8, 4), "cuda") and not by_elements(weights, weights.t(), "cuda")
+    assert not any(by_elements(x, y, "cpu") for x, y in ((row, weights.t()), (weights, column), (column, row)))
+    assert by_elements(weights.expand(3, 4, 8), column.expand(3, 8, 1), "cpu")
+
+
 TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
     (F.gelu, (4, 8)),
     (lambda x: F.gelu(x, approximate="tanh"), (4, 8)),

@@ -33,12 +33,12 @@ def hidden(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
     return F.linear(torch.relu(F.linear(x, w, b)), v)
 
 
-SHAPES = ((64, 32), (128, 32), (128,), (32, 128))
+SHAPES = ((4096, 512), (1024, 512), (1024,), (512, 1024))
 
 
 def test_a_hidden_layer_is_one_call() -> None:
     assert operators(hidden, *SHAPES) == "_addmm_activation mm"
-    assert operators(hidden, (4, 16, 32), *SHAPES[1:]) == "_addmm_activation mm"
+    assert operators(hidden, (4, 1024, 512), *SHAPES[1:]) == "_addmm_activation mm"
     assert operators(lambda x, w, b: torch.relu(F.linear(x, w, b)), *SHAPES[:3]) == "_addmm_activation"
 
 
@@ -46,9 +46,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "others read the product": (lambda x, w, b: (y := torch.addmm(b, x, w.t())) @ torch.relu(y).t(), SHAPES[:3]),
     "a kernel reads the result": (lambda x, w, b: torch.relu(F.linear(x, w, b)).reshape(-1) * 2, SHAPES[:3]),
     "no bias": (lambda x, w: torch.relu(x @ w.t()), SHAPES[:2]),
-    "a bias of rows": (lambda x, w, b: torch.relu(torch.addmm(b, x, w.t())), (*SHAPES[:2], (64, 1))),
+    "a bias of rows": (lambda x, w, b: torch.relu(torch.addmm(b, x, w.t())), (*SHAPES[:2], (4096, 1))),
     "scaled": (lambda x, w, b: torch.relu(torch.addmm(b, x, w.t(), beta=2)), SHAPES[:3]),
-    "odd sides": (lambda x, w, b: torch.relu(F.linear(x, w, b)), ((64, 33), (128, 33), (128,))),
+    "odd sides": (lambda x, w, b: torch.relu(F.linear(x, w, b)), ((4096, 513), (1024, 513), (1024,))),
+    "a small product": (lambda x, w, b: torch.relu(F.linear(x, w, b)), ((64, 512), *SHAPES[1:3])),
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gyrator.config import Config
 from gyrator.ir.program import Extern
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_gemm import short_configs
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import Call, Launch
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, product_of
@@ -46,7 +47,8 @@ class Asked:
 
 
 def product(fn: Callable[..., Any], *args: Tensor) -> Product | None:
-    (call,) = (u for u in scheduled(fn, list(args)).units if isinstance(u, Extern))
+    found = scheduled(fn, list(args), gemm_backends=("aten",), max_autotune=False)
+    (call,) = (u for u in found.units if isinstance(u, Extern))
     return product_of(call)
 
 
@@ -90,9 +92,34 @@ def test_products_of_other_types_stay_calls(dtype: torch.dtype) -> None:
 
 
 def test_without_an_answer_the_call_stays() -> None:
-    for ask in (None, lambda question: ()):
-        found = scheduled(layer, LAYER, ask)
+    large = [half(512, 1024), half(1024, 4096), half(4096)]
+    for args, ask in ((large, None), (LAYER, lambda question: ())):
+        found = scheduled(layer, args, ask)
         assert [type(u) for u in found.units] == [Extern, Group]
+
+
+def test_a_product_that_costs_less_than_a_call_is_by_the_template_with_what_follows() -> None:
+    (unit,) = scheduled(layer, LAYER).units
+    assert isinstance(unit, Templated) and unit.epilogue is not None
+    assert dict(unit.configs[0].blocks)["BLOCK_K"] == 128
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "found"),
+    [
+        (32, 768, 768, [(16, 16, 256)]),
+        (32, 384, 768, [(16, 16, 128)]),  # blocks end where k ends
+        (32, 300, 768, [(16, 16, 256)]),
+        (32, 1000, 768, []),  # the last of many blocks would end in the middle
+        (32, 8192, 768, []),  # each program would sum for long
+        (64, 768, 16384, []),  # more programs than run at once
+    ],
+)
+def test_products_that_cost_less_than_a_call(m: int, k: int, n: int, found: list[tuple[int, ...]]) -> None:
+    of = product(torch.mm, half(m, k), half(k, n))
+    assert of is not None
+    blocks = [dict(config.blocks) for config in short_configs(of, Gpu())]
+    assert [(b["BLOCK_M"], b["BLOCK_N"], b["BLOCK_K"]) for b in blocks] == found
 
 
 def test_the_best_template_takes_what_follows_as_its_epilogue() -> None:
