@@ -1,5 +1,6 @@
 """The user's doors: `gyrator.compile` and `gyrator.reset`."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -42,4 +43,6 @@ def compile(
 
 def reset() -> None:
     """Forget everything compiled in this process: torch's captures and gyrator's pools. The cache on disk stays."""
-    torch.compiler.reset()
+    torch.compiler.reset()  # which tells a backend once for each function that is wrapped to be compiled
+    if (loaded := sys.modules.get("gyrator.backend")) is not None:
+        loaded.gyrator.reset()
