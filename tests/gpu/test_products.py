@@ -169,20 +169,22 @@ def test_streams_and_recordings_do_not_share_counters(taking: Any) -> None:
 
 
 def test_the_library_applies_a_relu_that_alone_reads_a_product() -> None:
-    """In training too, since its gradient needs the result alone."""
+    """In training too, since gradients need the result alone."""
     x, w, b, v = random(64, 90, 512), random(1024, 512) / 32, random(1024), random(32, 1024) / 32
 
-    def hidden(x: Tensor) -> Tensor:
+    def hidden(x: Tensor, v: Tensor) -> Tensor:
         return F.linear(torch.relu(F.linear(x, w, b)), v)
 
     function = torch.compile(hidden, backend="gyrator", dynamic=False)
-    for given in (x, x.clone().requires_grad_()):
+    for training in (False, True):
         gyrator.reset()
-        found = function(given)
+        given = [t.detach().requires_grad_(training) for t in (x, v)]
+        found, expected = function(*given), hidden(*given)
         assert "aten._addmm_activation.default" in gyrator.counters().externs()
-        torch.testing.assert_close(found, hidden(given), rtol=1e-2, atol=0.2)
-    (got,), (wanted,) = (torch.autograd.grad(y.sum(), given) for y in (found, hidden(given)))
-    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0.2)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=0.2)
+    both = zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True)
+    for got, wanted in both:
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0.2)
 
 
 THIN: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
