@@ -90,8 +90,8 @@ def _searched(
     b: Builder, out: Meta, sequence: TensorRef, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: TensorRef | None = None,
 ) -> Any:  # fmt: skip
-    """How many elements of a sorted row come before ``x``, with ``right`` also those equal to it; all for a NaN. They
-    are compared in the type that both promote to.
+    """How many elements of a sorted row come before ``x``, with ``right`` also those equal to it; all for a NaN, and
+    before no number a NaN, as rows are sorted. They are compared in the type that both promote to.
 
     A search in steps that halve, all written out: the first leaves as many places as the others can reach (Knuth, The
     Art of Computer Programming 3, 6.2.1, algorithm C)."""
@@ -99,7 +99,7 @@ def _searched(
     if not length or sorter is not None:
         return NotImplemented
     steps = [1 << k for k in reversed(range(length.bit_length()))]
-    precedes = "gt" if right or side == "right" else "ge"
+    precedes = "le" if right or side == "right" else "lt"
     dtype = torch.result_type(promoting_like(sequence), promoting_like(x))
 
     def body(at: Coords) -> Expr:
@@ -107,9 +107,11 @@ def _searched(
         place = number(ZERO, torch.int64)
         for step in steps:
             probe = Indirect(op("add", place, like(place, step - 1)), sequence.shape[-1]).index()
-            stays = op(precedes, element(sequence, (*row, probe), dtype), sought)
+            passed = op(precedes, element(sequence, (*row, probe), dtype), sought)
             further = like(place, length + 1 - step) if step == steps[0] else op("add", place, like(place, step))
-            place = op("where", stays, place, further)
+            place = op("where", passed, further, place)
+        if dtype.is_floating_point:
+            place = op("where", op("isnan", sought), like(place, length), place)
         return cast(place, out.dtype)
 
     return b.pointwise(out, body)

@@ -107,6 +107,11 @@ def test_searches_in_sorted_rows(length: int, right: bool, dtype: torch.dtype) -
     check(lambda e, x: torch.bucketize(x, e, right=right, out_int32=True), edges[0], sought)
 
 
+def test_searched_rows_end_in_nans_as_sort_puts_them() -> None:
+    edges = torch.tensor([-torch.inf, 0.0, 1.0, torch.nan])
+    check(lambda e: (torch.searchsorted(e, -1.0), torch.searchsorted(e, -torch.inf), torch.searchsorted(e, e)), edges)
+
+
 def test_searches_name_their_side_and_seek_numbers() -> None:
     edges = torch.tensor([1.0, 2.0, 2.0, 3.0])
     check(lambda e: (torch.searchsorted(e, 2.0, side="right"), torch.searchsorted(e, e, side="left")), edges)
