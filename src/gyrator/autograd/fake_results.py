@@ -180,6 +180,12 @@ def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
     return x if known else torch.empty_like(x, memory_format=suggest_memory_format(x))
 
 
+def _nearest(op: OpOverload, x: Tensor, size: Sequence[Any], *scales: Any) -> Any:
+    """Torch's rule for a batch of none takes a count for a condition, which its check refuses."""
+    none = guard_or_false(x.shape[0] == 0)
+    return x.new_empty((*x.shape[:2], *size)) if none else _dense(op, suggest_memory_format, x, size, *scales)
+
+
 def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Torch divides by the number of elements, even by none."""
     return torch.empty_like(x) if any(type(n) is int and n == 0 for n in x.shape) else op(grad, x, *args)
@@ -244,8 +250,9 @@ _BATCH_NORMS = overloads(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
     "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
+_NEAREST = overloads(" ".join([f"upsample_nearest{n}d _upsample_nearest_exact{n}d" for n in (1, 2, 3)]))
 _CHANNELS_LAST = overloads(
-    "max_unpool2d reflection_pad3d replication_pad3d upsample_bilinear2d upsample_nearest2d upsample_bicubic2d "
+    "max_unpool2d reflection_pad3d replication_pad3d upsample_bilinear2d upsample_bicubic2d "
     "channel_shuffle native_group_norm"
 )
 _LIKE_SUMS = overloads(
@@ -267,6 +274,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
     aten.as_strided_scatter.default: lambda x, *_, **__: x.new_empty_strided(x.shape, x.stride()),
     **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},
+    **{op: partial(_nearest, op) for op in _NEAREST},
     **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.ldexp.Tensor: lambda x, y: torch.empty_like(

@@ -144,3 +144,14 @@ def test_a_size_that_data_tell_is_asked_for_no_number(fn: Callable[[Tensor], Ten
         run, _ = compiled(program)
         for rows in (torch.tensor(5), torch.tensor(0)):
             torch.testing.assert_close(run(x, rows), program(x, rows))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_batch_of_no_images_is_resized_to_none(rank: int, mode: str) -> None:
+    images = torch.zeros(0, 3, *[4] * rank, requires_grad=True)
+    run, _ = compiled(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode))
+    resized = run(images)
+    resized.sum().backward()
+    assert resized.shape == (0, 3, *[8] * rank)
+    assert images.grad is not None and images.grad.shape == images.shape
