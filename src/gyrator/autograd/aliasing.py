@@ -173,12 +173,13 @@ class _Results:
         return self.value(root.node, True), None
 
     def _owner(self, alias: Alias) -> Alias:
-        """The alias of whose gradients this one has its own: the root, or the last one detached or by a Function.
+        """The alias of whose gradients this one has its own: the root, or the last detached, hooked or by a Function.
 
         A detached tensor shares memory but not history: a write of what requires grad makes it and its views
         differentiable, whereas the gradients of what it was detached from do not see the write."""
         while alias.parent is not None and alias.view not in (None, DETACH):
-            if any(isinstance(tensor.grad_fn, BackwardCFunction) for tensor in self.recorder.tensors_of(alias)):
+            tensors = self.recorder.tensors_of(alias)
+            if any(isinstance(x.grad_fn, BackwardCFunction) or x._backward_hooks for x in tensors):
                 return alias
             alias = alias.parent
         return alias

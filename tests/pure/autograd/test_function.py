@@ -191,6 +191,15 @@ def test_hooks_on_inner_gradients_run() -> None:
     same_as_eager(hooked, leaf(4))
 
 
+def test_hooks_on_views_of_an_input_that_are_returned_run() -> None:
+    def hooked(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.view(-1)
+        y.register_hook(lambda gradient: gradient * 3)
+        return y, y[0]
+
+    same_as_eager(hooked, leaf(4))
+
+
 def test_saved_inputs_are_guarded_against_later_writes() -> None:
     run, _ = compiled(lambda x, w: (x * w).sum())
     x, w = leaf(4), torch.randn(4)
