@@ -110,11 +110,10 @@ class _Results:
 
     def tensor(self, tensor: Tensor, exact: bool) -> int:
         """The position of a tensor's present value."""
-        position = self._positions.get(id(tensor))
-        if position is None:
-            position = self._positions[id(tensor)] = len(self.found)
+        if id(tensor) not in self._positions:
+            self._positions[id(tensor)] = len(self.found)
             self.found.append(Result(self.recorder.node_of(tensor), tensor, exact))
-        return position
+        return self._positions[id(tensor)]
 
     def value(self, node: Node, exact: bool = False) -> int:
         """The position of a value that autograd does not see."""
@@ -187,11 +186,9 @@ class _Results:
     def source(self, value: Any, bases: Mapping[int, tuple[int, Alias | None]]) -> Source:
         if id(value) in self.inputs:
             return FromInput(self.inputs[id(value)])
-        if isinstance(value, SYMBOLIC_TYPES):
+        if not isinstance(value, Tensor):
             number = self.number(value)
             return number if isinstance(number, FromGraph) else Literal(number)
-        if not isinstance(value, Tensor):
-            return Literal(value)
         alias = self.recorder.alias_of(value)
         owner = self._owner(alias)
         if value.requires_grad and owner.parent and 0 in self.recorder.tensors_of(owner)[0].stride():

@@ -47,9 +47,7 @@ class GraphBuilder:
     def append(self, op: Any, args: Args, kwargs: Kwargs, value: Any) -> Node:
         """A call of `op`, whose result `value` describes."""
         node = torch_compat.append_node(self.graph, "call_function", op, args, kwargs)
-        meta = node.meta
-        meta.update(self.origin)
-        meta["val"] = self.metadata(value)
+        node.meta.update(self.origin, val=self.metadata(value))
         return node
 
     def call(self, op: Any, args: Args, kwargs: Kwargs) -> Node:

@@ -86,8 +86,7 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
         packet = getattr(library, candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             found: OpOverload = getattr(packet, overload)
-            if found._schema.is_mutable or not found._schema.returns:
-                continue
-            if [(argument.name, str(argument.type)) for argument in found._schema.arguments] == wanted:
+            given = [(argument.name, str(argument.type)) for argument in found._schema.arguments]
+            if given == wanted and found._schema.returns and not found._schema.is_mutable:
                 return found
     return None

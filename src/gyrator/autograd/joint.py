@@ -141,12 +141,9 @@ def _backward(
 ) -> tuple[tuple[int, ...], list[Node | None]]:
     """Runs backward from new tangents of `results`; positions of inputs with gradients (all that require grad, if none
     has one: then results do too), and the gradients' nodes."""
-    tangents = []
-    for number, result in enumerate(results):
-        strides = tangent_strides(result)
-        tangent = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+    tangents = [torch.empty_strided(r.shape, tangent_strides(r), dtype=r.dtype, device=r.device) for r in results]
+    for number, tangent in enumerate(tangents):
         recorder.add_tangent(f"tangent_{number}", tangent)
-        tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     roots = [recorder.alias_of(leaf).root for leaf in leaves if isinstance(leaf, Tensor)]
     written = [root.generation for root in roots]

@@ -106,10 +106,8 @@ class _Writer:
         return f"{self._name(view.op, 'op')}({viewed}{args}){index}"
 
     def _input(self, position: int) -> str:
-        inputs = self._program.inputs
-        if position < inputs:
-            return f"args[{position}]"
-        return self._name(self._program.constants[position - inputs], "constant")
+        at, constants = position - self._program.inputs, self._program.constants
+        return f"args[{position}]" if at < 0 else self._name(constants[at], "constant")
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, FromGraph):
