@@ -76,19 +76,28 @@ def by_elements(left: Tensor, right: Tensor, device: str, *bias: Tensor) -> bool
     """Whether a product of such tensors on a device is computed by elements."""
     op = {2: aten.addmm if bias else aten.mm, 3: aten.bmm}[left.ndim].default
     with FakeTensorMode():
-        args = [torch.empty_strided(x.shape, x.stride(), device=device) for x in (*bias, left, right)]
+        args = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in (*bias, left, right)]
         found = decomposition_table()[op](*args)
     return found is not NotImplemented
 
 
-def test_products_with_a_side_of_one_are_by_elements_on_a_gpu_where_what_is_summed_lies_together() -> None:
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_products_with_a_side_of_one_are_by_elements_where_what_is_summed_lies_together(device: str) -> None:
     row, column, weights = torch.ones(1, 8), torch.ones(8, 1), torch.ones(4, 8)
-    assert by_elements(row, weights.t(), "cuda") and by_elements(row, weights.t(), "cuda", torch.ones(4))
-    assert by_elements(weights, column, "cuda") and by_elements(column, row, "cuda")
-    assert by_elements(row.expand(3, 1, 8), weights.expand(3, 4, 8).mT, "cuda")
-    assert not by_elements(row, torch.ones(8, 4), "cuda") and not by_elements(weights, weights.t(), "cuda")
-    assert not any(by_elements(x, y, "cpu") for x, y in ((row, weights.t()), (weights, column), (column, row)))
-    assert by_elements(weights.expand(3, 4, 8), column.expand(3, 8, 1), "cpu")
+    assert by_elements(row, weights.t(), device) and by_elements(row, weights.t(), device, torch.ones(4))
+    assert by_elements(weights, column, device) and by_elements(column, row, device)
+    assert by_elements(row.expand(3, 1, 8), weights.expand(3, 4, 8).mT, device)
+    assert not by_elements(row, torch.ones(8, 4), device) and not by_elements(weights, weights.t(), device)
+    assert not by_elements(torch.ones(8, 4).t(), column, device)
+    assert by_elements(torch.ones(3, 8, 4).mT, column.expand(3, 8, 1), device) == (device == "cpu")
+
+
+def test_long_sums_of_32_bits_stay_whole_on_a_processor() -> None:
+    row, weights = torch.ones(1, 2049), torch.ones(4, 2049)
+    assert by_elements(row, weights.t(), "cuda") and not by_elements(row, weights.t(), "cpu")
+    assert by_elements(row.bfloat16(), weights.t().bfloat16(), "cpu") and by_elements(
+        row[:, 1:], weights[:, 1:].t(), "cpu"
+    )
 
 
 TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (

@@ -108,7 +108,7 @@ def test_no_more_is_held_at_once() -> None:
     def late(x: Tensor, w: Tensor) -> Tensor:
         scale = (x.T @ x).sum()  # would fit into the result
         wide = (x @ w * scale).sum(1)  # far more than the result, which is not to lie beside it
-        return wide[:, None] @ x[:1]
+        return torch.stack([wide, wide], 1) @ x[:2]
 
     assert not overlaid(scheduled(late, (torch.randn(50, 8), torch.randn(8, 200))).plan)
 
