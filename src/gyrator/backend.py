@@ -231,7 +231,7 @@ class Backend:
         return "gyrator"
 
     def reset(self) -> None:
-        """Zero the counters and give back the memory that compiled code keeps; torch.compiler.reset calls it."""
+        """Zero the counters and give back the memory that compiled code keeps, as `gyrator.reset` does."""
         self.process.pool.clear()
         self.process.counted.clear()
 

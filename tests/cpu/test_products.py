@@ -170,7 +170,8 @@ def test_operands_are_computed_from_bytes_where_they_are_read(
     if isa != "auto" and [*ISA_FLAGS].index(isa) > [*ISA_FLAGS].index(cpu_isa()):
         pytest.skip(f"the processor has {cpu_isa()}")
     args: list[Tensor] = []
-    for (m, n, k), turned in zip([(2, 33, 17), (40, 70, 300), (300, 40, 90)], (False, True, False), strict=True):
+    sizes = (2, 33, 17), (40, 70, 300), (300, 40, 90), (1, 33, 17)
+    for (m, n, k), turned in zip(sizes, (False, True, False, True), strict=True):
         y, w = (torch.randint(-128, 128, size).to(torch.int8) for size in ((m, k), (6, n, k)))
         args += [torch.randn(m, k).to(dtype), y, w.mT.contiguous().mT if turned else w, torch.rand(n).to(dtype)]
     check(by_bytes, args, backend=backend, options={**options, "cpu_isa": isa})

@@ -109,6 +109,14 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "scales after": (scaled_after, [random(3, 70, dtype=BF16), bytes_of(40, 70), random(40, dtype=BF16)]),
     "scales before": (scaled_before, [random(3, 70, dtype=BF16), bytes_of(41, 70), random(41, dtype=BF16)]),
     "two rows": (scaled_before, [random(2, 96, dtype=BF16), bytes_of(20, 96), random(20, dtype=BF16)]),
+    "one row": (
+        lambda x, w, s, dtype: x @ (w.to(dtype) * s),
+        [random(1, 96, dtype=BF16), bytes_of(96, 20), random(20, dtype=BF16)],
+    ),
+    "one column": (
+        lambda x, w, s, dtype: scaled_before(x.t(), w, s, dtype),
+        [random(64, 17, dtype=BF16), bytes_of(1, 64), random(1, dtype=BF16)],
+    ),
     "two columns": (scaled_before, [random(17, 64, dtype=BF16), bytes_of(2, 64), random(2, dtype=BF16)]),
     "bytes without sign": (
         scaled_before,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gyrator.autograd.decompositions import decomposition_table
+from gyrator.autograd.decompositions import decomposition_table, with_bias
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.tuner import Candidate, Tuner
 from gyrator.schedule.products import Ask
@@ -150,7 +150,4 @@ def _by_elements(left: Tensor, right: Tensor) -> Tensor:
 def _added(product: Callable[[Tensor, Tensor], Tensor], *inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
     """``alpha · left @ right (+ beta · bias)`` by ``product``, in float32; there are no scales without a bias."""
     *bias, left, right = inputs
-    total = product(left, right)
-    if bias:  # a scale of 0 hides even NaN
-        total = beta * bias[0].float() + alpha * total if beta else alpha * total
-    return total.to(left.dtype)
+    return with_bias(product(left, right), bias, alpha, beta).to(left.dtype)

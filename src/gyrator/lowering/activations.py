@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _SMALL, _SHORT = 1 << 28, 4096
-"""Multiplications up to which, and the longest sums of which, a template computes a product with what follows."""
+"""Multiplications and length of sums up to which `gpu_gemm.short_configs` may have a template with what follows."""
 _LIBRARY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 
 
