@@ -200,7 +200,7 @@ def test_logs_say_what_runs_and_what_was_not_fused(tmp_path: Path, capsys: pytes
     for _ in range(2):  # from the compiler, then from the cache
         torch._dynamo.reset()
         options = {"logs": ["schedule", "fusion"], "cache_dir": tmp_path}
-        gyrator.compile(lambda x: torch.relu(x @ x).sum(0), options=options)(torch.ones(5, 5))
+        gyrator.compile(lambda x: torch.relu(x @ x).sum(0), options=options)(torch.ones(5, 5, dtype=torch.float64))
         out = capsys.readouterr().out
         assert re.search(r"graph\d+_inference: extern aten\.mm\.default: mm_default", out)
         assert re.search(r"graph\d+_inference: kernel \w+: sum_dim_int_list$", out, re.MULTILINE)

@@ -135,6 +135,17 @@ def test_weights_of_bytes_lie_in_panels(options: dict[str, Any]) -> None:
     assert dumped(options, "*.cpp").count(", true> product") == 2
 
 
+def test_where_the_template_needs_no_trial_weights_are_packed(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyrator.runtime.targets.cpu_about", lambda field: "AuthenticAMD")
+    net, x = nn.Sequential(nn.Linear(33, 70), nn.GELU(), nn.Linear(70, 19)), torch.randn(24, 33)
+    compiled = torch.compile(net, backend="gyrator", options={**options, "max_autotune": False})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+    assert dumped(options, "*.cpp").count(", true> product") == 2
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_large_weights_of_few_bits_are_not_made_wider(bits: int, options: dict[str, Any]) -> None:
     class Layer(nn.Module):

@@ -14,8 +14,9 @@ from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests import experts
 from tests.acceptance import assert_matches, assert_none, check, expect
 
-SIZES = [(1, 33, 7), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
-"""Rows, columns and length of the sums: below and above a panel, a tile and a block, with every kind of tail."""
+SIZES = [(1, 33, 7), (59, 9, 70), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
+"""Rows, columns and length of the sums: below and above a panel, a tile and a block, with every kind of tail; in the
+second panels of rows are longer than a vector."""
 
 FAMILY = {"max_autotune": True, "gemm_backends": ["cpp"]}
 
@@ -66,7 +67,15 @@ def test_bias_and_activation_read_the_sums_in_the_tile(options: dict[str, Any], 
 
 def views(x: Tensor, w: Tensor, y: Tensor) -> list[Tensor]:
     """Operands that lie transposed, with gaps, and as a broadcast row."""
-    return [x.t() @ x, x[:, ::2] @ w[::2], x[3:9] @ w, x @ w.t().contiguous().t(), x[:1].expand(9, -1) @ w, y @ y.mT]
+    return [
+        x.t() @ x,
+        x[:, ::2] @ w[::2],
+        x[3:9] @ w,
+        x @ w.t().contiguous().t(),
+        x[:1].expand(9, -1) @ w,
+        y @ y.mT,
+        x.t() @ x[:, :7],
+    ]
 
 
 def test_operands_of_any_strides(options: dict[str, Any], backend: str) -> None:
@@ -139,7 +148,7 @@ def test_integers_are_exact_and_scaled_in_the_tile(isa: str, options: dict[str, 
     if isa != "auto" and [*ISA_FLAGS].index(isa) > [*ISA_FLAGS].index(cpu_isa()):
         pytest.skip(f"the processor has {cpu_isa()}")
     args: list[Tensor] = []
-    for (m, n, k), turned in zip(SIZES, (False, True, False, True), strict=True):
+    for (m, n, k), turned in zip(SIZES, (False, True, True, False, True), strict=True):
         x, w = (torch.randint(-128, 128, size).to(torch.int8) for size in ((m, k), (k, n)))
         args += [x, w.t().contiguous().t() if turned else w, torch.rand(n), torch.randn(n)]
     check(integers, args, backend=backend, options={**options, "cpu_isa": isa})

@@ -27,7 +27,8 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     autocast converts one alone."""
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
-    written = {_memory(i) for node in graph.nodes if _may_write(node) for i in node.all_input_nodes} - {None}
+    writing = [node for node in graph.nodes if mutates(node) or isinstance(node.target, HigherOrderOperator)]
+    written = {_memory(i) for node in writing for i in node.all_input_nodes} - {None}
     apart = {None} | written | {_memory(node) for node in graph.output_node().all_input_nodes}
 
     def alike(node: Node) -> Hashable:
@@ -39,7 +40,8 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
 
     layers = [node for node in graph.nodes if node.target is F.linear]
     groups = [tuple(group) for _, group in groupby(layers, alike)]
-    return {group[0]: group for group in groups if len(group) > 1 and _bytes(group) <= MOST_BYTES}
+    weights = {g: [_arguments(layer)[1].meta["example_value"] for layer in g] for g in groups if len(g) > 1}
+    return {group[0]: group for group, tensors in weights.items() if sum(t.nbytes for t in tensors) <= MOST_BYTES}
 
 
 def joined(group: tuple[Node, ...], env: Mapping[Node, Any]) -> dict[Node, Tensor]:
@@ -56,16 +58,8 @@ def _arguments(layer: Node) -> tuple[Any, ...]:
     return (*layer.args, None)[:3]
 
 
-def _may_write(node: Node) -> bool:
-    return mutates(node) or isinstance(node.target, HigherOrderOperator)
-
-
 def _memory(node: Any) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     return value.untyped_storage()._cdata
-
-
-def _bytes(group: tuple[Node, ...]) -> int:
-    return sum(_arguments(layer)[1].meta["example_value"].nbytes for layer in group)

@@ -21,7 +21,7 @@ from gyrator.origin import Origin
 from gyrator.runtime.build import start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
-from gyrator.runtime.toolchain import Toolchain, find_toolchain
+from gyrator.runtime.toolchain import Toolchain, cpu_about, find_toolchain
 from gyrator.runtime.triton_build import Wanted, builder_key, find_gpu, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.cpu_gemm import Cpu
@@ -56,7 +56,8 @@ def find_targets(config: Config, device: torch.device) -> Targets:
         if device.type != "cuda":
             raise
         toolchain = None
-    cpu = None if toolchain is None else Cpu(toolchain.vectors, config.threads or torch.get_num_threads())
+    threads, favoured = config.threads or torch.get_num_threads(), cpu_about("vendor_id") == "GenuineIntel"
+    cpu = Cpu(toolchain.vectors, threads, favoured) if toolchain else None
     return Targets(toolchain, cpu, find_gpu(config, device) if device.type == "cuda" else None)
 
 

@@ -102,18 +102,18 @@ def _toolchain(asked: str | None, variable: str | None, isa: str, path: str | No
     raise ToolchainMissing(what, "install g++ 12 or newer (Debian and Ubuntu: `apt install g++`), or set CXX")
 
 
-@lru_cache(maxsize=1)
-def cpu_features() -> frozenset[str]:
-    """What the processor can do, by the names in /proc/cpuinfo; nothing where that does not say."""
+@lru_cache(maxsize=4)
+def cpu_about(field: str) -> str:
+    """What /proc/cpuinfo says of the processor (`flags`, `vendor_id`); nothing where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
-        return frozenset()
-    return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 @lru_cache(maxsize=1)
 def cpu_isa() -> str:
     """The best of `ISA_FLAGS` that the processor and the system support."""
-    found = [isa for isa, needed in _NEEDED.items() if cpu_features().issuperset(needed)]
+    found = [isa for isa, needed in _NEEDED.items() if {*cpu_about("flags").split()}.issuperset(needed)]
     return found[-1] if found[-1] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0 else found[-2]

@@ -17,7 +17,7 @@ from gyrator.ir.program import Extern, Input, Program, shown_values, views
 from gyrator.ir.text import canonical_text
 from gyrator.ir.tree import Config
 from gyrator.ir.volume import at_most, volume
-from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, few_rows, in_panels, packing_of
+from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, faster_configs, few_rows, frozen
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, short_configs, unpadded
@@ -41,7 +41,7 @@ def choose_products(
     if ask is None:
         with_gpu = gpu if "triton" in options.gemm_backends else None
         with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None
-        return _without_trial(units, program, with_gpu, with_cpu), ()
+        return _without_trial(units, program, with_gpu, with_cpu)
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
@@ -51,11 +51,15 @@ def choose_products(
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
-def _without_trial(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
+def _without_trial(
+    given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None
+) -> tuple[tuple[Unit, ...], tuple[Packing, ...]]:
     """The units; products whose rows end anywhere are by the template that is fast there, products that read an operand
-    once, as they have few rows, compute it, and what follows; groups of few rows and small products what follows."""
+    once, as they have few rows, compute it, and what follows; groups of few rows and small products what follows; on a
+    processor that the library does not favour all of float32 what follows. With what constants they read in panels."""
     if gpu is None and cpu is None:
-        return tuple(given)
+        return tuple(given), ()
+    packings: dict[Value, Packing] = {}
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
     made = producers(units, shown_values(program), on_gpu=gpu is not None)
     for call in [u for u in units if isinstance(u, Extern)]:
@@ -67,14 +71,17 @@ def _without_trial(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu
             configs = few_configs(product, gpu, found) if found or grouped else ()
             found = found if configs else ()
             ways = Templated(call, "tiled", configs or short_configs(product, gpu), prologue=found)
-        elif cpu is not None and (grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)):
-            ways = Templated(call, PANELS, few_rows(product, cpu), prologue=found)
+        elif cpu is not None:
+            few = grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)
+            configs, found = (few_rows(product, cpu), found) if few else (faster_configs(product, cpu), ())
+            ways, packed = frozen(Templated(call, PANELS, configs, prologue=found), product.right, program, cpu)
+            packings |= {p.value: p for p in packed}
         else:
             continue
         if ways.configs:
             group = _follower(units, call, product)
             _exchange(units, (*found, call, *(() if group is None else (group,))), (replace(ways, epilogue=group),))
-    return tuple(units)
+    return tuple(units), tuple(packings.values())
 
 
 def _has_small_groups(product: Product) -> bool:
@@ -142,22 +149,16 @@ class _Chooser:
         backends, op = self._options.gemm_backends, _op(call)
         device = product.out.device.type
         if device == "cpu" and self._cpu is not None and CPP in backends:
-            units = [self._frozen(Templated(call, t, (c,)), product) for t, c in cpu_configs(product, self._cpu)]
+            plain = [Templated(call, t, (c,)) for t, c in cpu_configs(product, self._cpu)]
+            made = [frozen(unit, product.right, self._program, self._cpu) for unit in plain]
+            self.packings |= {p.value: p for _, packed in made for p in packed}
+            units = [unit for unit, _ in made]
             return tuple(Alternative(f"cpp_{op}_{k}", CPP, (u,), u.configs[0].blocks) for k, u in enumerate(units))
         if device != "cuda" or self._gpu is None or "triton" not in backends:
             return ()
         units = [Templated(call, t, (c,)) for t, c in gpu_configs(product, self._gpu)]
         logged = [parameters(product, unit.configs[0]) for unit in units]
         return tuple(Alternative(f"triton_{op}_{k}", "triton", (u,), logged[k]) for k, u in enumerate(units))
-
-    def _frozen(self, unit: Templated, product: Product) -> Templated:
-        """The unit with its right operand in panels, if that is a constant."""
-        constant = next((c.key for c in self._program.constants if c.value == product.right.value), None)
-        if self._cpu is None or constant is None or len(product.right.shape) != 2:
-            return unit
-        packing = packing_of(product.right, unit.configs[0], constant, self._cpu)
-        self.packings[packing.value] = packing
-        return in_panels(unit, product, packing)
 
     def _ranked(
         self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...]

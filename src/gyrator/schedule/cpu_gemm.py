@@ -15,11 +15,12 @@ from torch.nn.functional import pad
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, as_index, contiguous_strides
-from gyrator.ir.program import View
+from gyrator.ir.program import Program, View
 from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
 from gyrator.ir.volume import volume
 from gyrator.schedule.loops import LANES
 from gyrator.schedule.products import Product, Templated
+from gyrator.torch_compat import float32_matmul_precision
 
 CPP, PANELS = "cpp", "panels"
 """The family's name, and the template's."""
@@ -27,6 +28,8 @@ DEPTH = 256
 """Elements of k whose panels stay in the cache: a panel of 32 columns fills the first cache."""
 TILE_ROWS, TILE_COLUMNS = 256, 512
 """Most rows and columns of a tile: its sums and panels fill half of the second cache."""
+FEW = 4
+"""Rows or columns of which products are the library's: it sums along k, where both operands may lie together."""
 AMX_ROWS, AMX_DEPTH = 32, 512
 """Rows and columns that AMX tiles sum at once, and elements of k whose panels stay in the cache."""
 _REGISTERS: Mapping[str, tuple[int, int]] = {
@@ -41,10 +44,12 @@ _DOTS: Mapping[torch.dtype, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """What the schedule knows of the processor: its instruction set, and the threads that a kernel may use."""
+    """What the schedule knows of the processor: its instruction set, the threads that a kernel may use, and whether the
+    library's products are made for it (MKL's are for Intel's)."""
 
     isa: str
     threads: int
+    favoured: bool = True
 
     def on_tiles(self, dtype: torch.dtype) -> bool:
         """Whether products of that type are summed by AMX tiles."""
@@ -76,10 +81,11 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
     if product.ends is not None:
         m, rows = None, -(-2 * rows // volume(product.ends.shape))
-    best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
+    across = -(-(n or TILE_COLUMNS) // lanes)
+    best = sorted(range(1, min(rows, registers - 3) + 1), key=lambda r: _cost(r, rows, across, registers))
     depth = AMX_DEPTH * group // 2 if tiles else DEPTH * group
     for height in [AMX_ROWS] if tiles else best[:2]:
-        v = AMX_ROWS // lanes if tiles else _width(height, registers)
+        v = AMX_ROWS // lanes if tiles else _width(height, across, registers)
         tail = (m % height or height) if m is not None else max(1, height // 2)
         unit = lcm(v * lanes, LANES)  # whole panels, and whole vectors of the epilogue
         columns = min(_block(n or TILE_COLUMNS, TILE_COLUMNS, unit), _share(n or TILE_COLUMNS, rows, cpu.threads))
@@ -103,6 +109,17 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     widened = product.ends is None and (dtype == torch.float32 or cpu.has_dots(dtype))
     fast = tall if cpu.on_tiles(dtype) else widened
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if fast else ()
+
+
+def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
+    """Blocks for a product of float32 where the library is slower: on a processor that it does not favour, but for few
+    rows or columns. None where it may be less exact than that, and for convolutions."""
+    *_, m, n = product.shape
+    few = (m.value or LANES) < FEW or (n.value or 0) < FEW
+    if cpu.favoured or few or product.out.dtype != torch.float32 or product.ends is not None or product.scales:
+        return ()
+    exact = float32_matmul_precision() == "highest" and cpu.isa != "scalar" and product.window is None
+    return tuple(config for _, config in cpu_configs(product, cpu))[:1] if exact else ()
 
 
 def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:
@@ -142,19 +159,23 @@ def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
     (k, n), dtype = source.shape, source.value.dtype
     width, unit = _REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
-    k = (k + (unit - 1)) // unit * unit
-    shape = ((n + (width - 1)) // width, k, as_index(width))
+    shape = ((n + (width - 1)) // width, (k + (unit - 1)) // unit * unit, as_index(width))
     name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
     value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))
     return Packing(value, source, width, key, cpu.group(dtype))
 
 
-def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
-    """The unit with its right operand read from panels. Strides say how the first panel lies."""
-    view = View(packing.value, product.right.shape, (as_index(packing.width), ONE), ZERO)
-    call = replace(unit.call, args=(*unit.call.args[:-1], view))
+def frozen(unit: Templated, right: View, program: Program, cpu: Cpu) -> tuple[Templated, tuple[Packing, ...]]:
+    """The unit with its right operand read from panels, and their packing, if that is a constant. Strides say how the
+    first panel lies."""
+    key = next((c.key for c in program.constants if c.value == right.value), None)
+    if key is None or len(right.shape) != 2 or not unit.configs:
+        return unit, ()
     (config,) = unit.configs
-    return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),))
+    packing = packing_of(right, config, key, cpu)
+    view = View(packing.value, right.shape, (as_index(packing.width), ONE), ZERO)
+    call = replace(unit.call, args=(*unit.call.args[:-1], view))
+    return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),)), (packing,)
 
 
 def panels_of(
@@ -167,20 +188,22 @@ def panels_of(
     return panels.reshape(-1, depth, width).contiguous()
 
 
-def _width(height: int, registers: int) -> int:
-    """Registers of columns beside ``height`` rows: the sums, a row of the right operand and one element spread out."""
-    return min(8, (registers - 1) // (height + 1))
+def _width(height: int, across: int, registers: int) -> int:
+    """Registers of columns beside ``height`` rows: the sums, a row of the right operand and one element spread out. The
+    fewest with which ``across`` registers are as few panels."""
+    most = min(8, (registers - 1) // (height + 1))
+    return -(-across // -(-across // most))
 
 
-def _cost(height: int, rows: int, registers: int) -> float:
+def _cost(height: int, rows: int, across: int, registers: int) -> float:
     """About how long ``rows`` take in panels of that height: multiplications, loads or the wait for a sum, and rows of
     the right operand that come from the second cache."""
+    v = _width(height, across, registers)
 
     def panel(r: int) -> float:
-        v = _width(height, registers)
-        return max(r * v / 2, (r + v) / 2, 4) / v + 0.5
+        return max(r * v / 2, (r + v) / 2, 4) + v / 2 + (r + v) / 16
 
-    return rows // height * panel(height) + (panel(rows % height) if rows % height else 0)
+    return -(-across // v) * (rows // height * panel(height) + (panel(rows % height) if rows % height else 0))
 
 
 def _block(extent: int, most: int, unit: int) -> int:

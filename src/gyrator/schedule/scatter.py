@@ -86,7 +86,8 @@ def _written_in_place(program: Program) -> set[Value]:
     """Results of scatters of which each takes the memory of the one before, into less than half of it: from an input to
     its new contents, many into one tensor, or from one place of a tensor to another."""
     nests = [node for node in program.nodes if isinstance(node, Nest)]
-    into = {v: n.root.into for n in nests if isinstance(n.root, Scatter) and _is_small_part(n) for v in defines(n)}
+    roots = [(n, n.root) for n in nests if isinstance(n.root, Scatter)]
+    into = {v: r.into for n, r in roots if iterations(n.axes) * 2 <= volume(r.into.shape) for v in defines(n)}
     if not into:
         return set()
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
@@ -107,10 +108,6 @@ def _written_in_place(program: Program) -> set[Value]:
 def _reads(value: Value, base: Value, maker: Mapping[Value, Node]) -> bool:
     """Whether a part is made of others of the same tensor, as edges that wrap around are: no kernel could do both."""
     return any(base in uses(maker[v]) for v in uses(maker[value]) - {base} if v in maker)
-
-
-def _is_small_part(nest: Nest) -> bool:
-    return isinstance(nest.root, Scatter) and iterations(nest.axes) * 2 <= volume(nest.root.into.shape)
 
 
 def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:

@@ -158,3 +158,45 @@ def test_on_a_processor_that_multiplies_bfloat16_few_rows_compute_weights_of_byt
     low = lowered(lambda x, w: torch.relu(x @ w.bfloat16().t()), torch.randn(rows, 128).bfloat16(), weights(256, 128))
     found = schedule(low.program, Session(Config(check="every"), torch.device("cpu")), cpu=Cpu(isa, 1))
     assert kinds(found.units) == ([Templated] if template else [Group, Extern, Group])
+
+
+AMD = Cpu("avx512", 1, favoured=False)
+
+
+def on_processor(fn: Callable[..., Any], *args: Tensor, cpu: Cpu = AMD, **options: object) -> tuple[Unit, ...]:
+    session = Session(Config.from_options(options={"check": "every", **options}), torch.device("cpu"))
+    return schedule(lowered(fn, *args).program, session, cpu=cpu).units
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "template"),
+    [
+        ((64, 32), (32, 48), True), ((4, 8), (8, 4), True), ((3, 32), (32, 48), False), ((64, 32), (32, 3), False),
+        ((6, 64, 32), (6, 32, 48), True), ((6, 64, 32), (32, 48), True),
+    ],
+)  # fmt: skip
+def test_where_libraries_favour_other_processors_products_are_by_the_template_with_what_follows(
+    left: tuple[int, ...], right: tuple[int, ...], template: bool
+) -> None:
+    args = torch.randn(left), torch.randn(right)
+    apart = [Extern, Group]
+    assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args)) == ([Templated] if template else apart)
+    for cpu in (Cpu("avx512", 1), Cpu("scalar", 1, favoured=False)):
+        assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args, cpu=cpu)) == apart
+    assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args, gemm_backends=["aten"])) == apart
+    doubles = tuple(x.double() for x in args)
+    assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *doubles)) == apart
+
+
+def test_the_library_may_round_operands_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyrator.schedule.cpu_gemm.float32_matmul_precision", lambda: "medium")
+    assert kinds(on_processor(torch.mm, torch.randn(64, 32), torch.randn(32, 48))) == [Extern]
+
+
+def test_what_makes_an_operand_stays_where_the_template_reads_it_from_memory() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        return -((y + y.t()) @ w)
+
+    units = on_processor(fn, torch.randn(32, 32), torch.randn(32, 32))
+    assert kinds(units) == [Templated, Group, Templated]

@@ -69,8 +69,12 @@ static void turn_panel(To* to, Row row, int64_t count, int64_t depth) {
         turned[r] = cast<float>(v).p[0];
       }
       transpose_rows<1>(turned);
-      GY_UNROLL for (int r = 0; r < L; ++r)
-        if (r < left) store(to + (k + r) * W + i, cast<To>(Vec<float, L>{{turned[r]}}));
+      GY_UNROLL for (int r = 0; r < L; ++r) {
+        if (r >= left) continue;
+        const auto v = cast<To>(Vec<float, L>{{turned[r]}});
+        if (W > L && i + L > W) store(to + (k + r) * W + i, v, first_lanes<L>(W - i));  // the next k is there already
+        else store(to + (k + r) * W + i, v);
+      }
     }
 }
 #endif
