@@ -31,8 +31,9 @@ LAUNCHER = "launcher"
 KERNELS_PER_RUN = 12
 """The most kernels that one compiler run builds, so that one run does not take long on its own."""
 
-LINES_WORTH_A_RUN = 40
-"""A compiler run costs 80 ms for starting, headers and linking: as much as 40 lines of kernels."""
+LINES_WORTH_A_RUN, LINES_OF_PRODUCTS = 40, 100
+"""A compiler run costs 80 ms for starting, headers and linking, as much as 40 lines of kernels; with matrix products
+200 ms more for what these share (`gemm.h`)."""
 
 REPORT_SECONDS = 1.0
 """Longest silence of a build; the progress display decides what of it is shown."""
@@ -203,12 +204,16 @@ def start_build(
 def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
     """Kernels for each compiler run: about equal work, and as many runs as `workers` if there is enough."""
     lines = {k.name: k.text.count("\n") + 1 for k in kernels}
+
+    def work(run: Sequence[CppKernel]) -> int:
+        return sum(lines[k.name] for k in run) + LINES_OF_PRODUCTS * any("gemm.h" in k.text for k in run)
+
     worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
     count = max(1, worth, -(-len(kernels) // KERNELS_PER_RUN))
     groups: list[list[CppKernel]] = [[] for _ in range(count)]
     for kernel in sorted(kernels, key=lambda k: -lines[k.name]):
         open_groups = [g for g in groups if len(g) < KERNELS_PER_RUN]
-        min(open_groups, key=lambda g: sum(lines[k.name] for k in g)).append(kernel)
+        min(open_groups, key=lambda g: 2 * work([*g, kernel]) - work(g)).append(kernel)  # little in all, and for a run
     return [group for group in groups if group]
 
 

@@ -57,8 +57,6 @@ def _without_trial(
     """The units; products whose rows end anywhere are by the template that is fast there, products that read an operand
     once, as they have few rows, compute it, and what follows; groups of few rows and small products what follows; on a
     processor that the library does not favour all of float32 what follows. With what constants they read in panels."""
-    if gpu is None and cpu is None:
-        return tuple(given), ()
     packings: dict[Value, Packing] = {}
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
     made = producers(units, shown_values(program), on_gpu=gpu is not None)
@@ -152,8 +150,7 @@ class _Chooser:
             plain = [Templated(call, t, (c,)) for t, c in cpu_configs(product, self._cpu)]
             made = [frozen(unit, product.right, self._program, self._cpu) for unit in plain]
             self.packings |= {p.value: p for _, packed in made for p in packed}
-            units = [unit for unit, _ in made]
-            return tuple(Alternative(f"cpp_{op}_{k}", CPP, (u,), u.configs[0].blocks) for k, u in enumerate(units))
+            return tuple(Alternative(f"cpp_{op}_{k}", CPP, (u,), u.configs[0].blocks) for k, (u, _) in enumerate(made))
         if device != "cuda" or self._gpu is None or "triton" not in backends:
             return ()
         units = [Templated(call, t, (c,)) for t, c in gpu_configs(product, self._gpu)]

@@ -166,8 +166,7 @@ def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
 
 
 def frozen(unit: Templated, right: View, program: Program, cpu: Cpu) -> tuple[Templated, tuple[Packing, ...]]:
-    """The unit with its right operand read from panels, and their packing, if that is a constant. Strides say how the
-    first panel lies."""
+    """The unit with a constant right operand read from panels, by strides within the first, and how it is packed."""
     key = next((c.key for c in program.constants if c.value == right.value), None)
     if key is None or len(right.shape) != 2 or not unit.configs:
         return unit, ()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,12 @@ def test_runs_are_balanced() -> None:
     assert len(in_runs(kernels[:2], 8)) == 1
     assert max(map(len, in_runs([kernel(f"m{i}") for i in range(50)], 2))) <= KERNELS_PER_RUN
     assert in_runs([], 4) == []
+
+
+def test_products_are_built_together_as_they_share_code() -> None:
+    products = [replace(k, text=f'#include "gemm.h"\n{k.text}') for k in (kernel(f"p{i}", lines=20) for i in range(3))]
+    groups = in_runs([*products, *(kernel(f"k{i}", lines=20) for i in range(8))], 2)
+    assert [sum(k in products for k in group) for group in sorted(groups, key=len)] == [3, 0]
 
 
 OPENMP = """extern "C" int32_t team(int64_t a, int32_t threads) {

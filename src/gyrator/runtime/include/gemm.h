@@ -53,53 +53,51 @@ template <class T, bool AlongK, int Count, int Depth, class Fill> struct Compute
 
 // ---- panels -----------------------------------------------------------------------------------------------
 #if defined(GY_SIMD)
-// to[k * W + i] = row(i)[k].
-template <int W, class To, class From, class Row>
-static void turn_panel(To* to, Row row, int64_t count, int64_t depth) {
+// to[k * width + i] = element k of the row of `from` that begins i * step bytes from it. Compiled once for all widths.
+template <class To, class From>
+static __attribute__((noinline)) void turn_panel(To* to, int64_t width, const From* from, int64_t step, int64_t count,
+                                                 int64_t depth) {
   constexpr int L = gemm_lanes;
-  for (int i = 0; i < W; i += L)
+  for (int64_t i = 0; i < width; i += L)
     for (int64_t k = 0; k < depth; k += L) {
-      const int64_t rows = count - i, left = depth - k;
+      const int64_t rows = count - i, left = depth - k, columns = width - i;
       native<float, L> turned[L];
       GY_UNROLL for (int r = 0; r < L; ++r) {
         turned[r] = native<float, L>{};
         if (r >= rows) continue;
-        const From* const at = row(i + r) + k;
+        const auto at = reinterpret_cast<const From*>(reinterpret_cast<const char*>(from) + (i + r) * step) + k;
         const auto v = left >= L ? load<L>(at) : load<L>(at, first_lanes<L>(left), From{});
         turned[r] = cast<float>(v).p[0];
       }
       transpose_rows<1>(turned);
-      GY_UNROLL for (int r = 0; r < L; ++r) {
-        if (r >= left) continue;
-        const auto v = cast<To>(Vec<float, L>{{turned[r]}});
-        if (W > L && i + L > W) store(to + (k + r) * W + i, v, first_lanes<L>(W - i));  // the next k is there already
-        else store(to + (k + r) * W + i, v);
-      }
+      GY_UNROLL for (int r = 0; r < L; ++r)
+        if (r < left) store(to + (k + r) * width + i, cast<To>(Vec<float, L>{{turned[r]}}), first_lanes<L>(columns));
     }
 }
 #endif
 
-// to[k * W + i] = source(i, k) for k < depth and i < count; 0 for the other i < W. Writes up to gemm_lanes elements past
-// the end.
-template <int W, class To, class From>
-static void pack_panel(To* to, Lying<From> source, int64_t count, int64_t depth) {
+// to[k * width + i] = source(i, k) for k < depth and i < count; 0 for the other i < width. Writes up to gemm_lanes
+// elements past the end.
+template <class To, class From>
+static __attribute__((noinline)) void pack_panel(To* to, int64_t width, Lying<From> source, int64_t count,
+                                                 int64_t depth) {
   constexpr int L = gemm_lanes;
   const auto [from, si, sk] = source;
 #if defined(GY_SIMD)
   if (si == 1) {
     for (int64_t k = 0; k < depth; ++k)
-      GY_UNROLL for (int i = 0; i < W; i += L) {
+      for (int64_t i = 0; i < width; i += L) {
         const From* at = from + k * sk + i;
         const auto row = i + L <= count ? load<L>(at) : load<L>(at, first_lanes<L>(count - i), From{});
-        store(to + k * W + i, cast<To>(row));
+        store(to + k * width + i, cast<To>(row));
       }
     return;
   }
-  if (sk == 1) return turn_panel<W, To, From>(to, [&](int64_t i) { return from + i * si; }, count, depth);
+  if (sk == 1) return turn_panel(to, width, from, si * int64_t(sizeof(From)), count, depth);
 #endif
   for (int64_t k = 0; k < depth; ++k)
-    for (int i = 0; i < W; ++i)
-      to[k * W + i] = i < count ? bits_as<To>(cast<To>(load<1>(from + i * si + k * sk)).p[0]) : To{};
+    for (int64_t i = 0; i < width; ++i)
+      to[k * width + i] = i < count ? bits_as<To>(cast<To>(load<1>(from + i * si + k * sk)).p[0]) : To{};
 }
 
 // to[k / G * W * G + c * G + k % G] = source(c, k) for c < count, k < depth, with G elements in four bytes; 0 up to W
@@ -114,8 +112,8 @@ static void pack_groups(T* to, Lying<T> source, int64_t count, int64_t depth, in
   using U = uint<sizeof(T)>;
   const int64_t whole = depth / G * G;
   if (sk == 1) {
-    const auto row = [&](int64_t c) { return reinterpret_cast<const float*>(from + c * sc); };
-    turn_panel<W, float, float>(reinterpret_cast<float*>(to), row, count, whole / G);
+    const auto groups = reinterpret_cast<const float*>(from);
+    turn_panel(reinterpret_cast<float*>(to), W, groups, sc * int64_t(sizeof(T)), count, whole / G);
     done = whole;
   } else if (sc == 1) {
     for (; done < whole; done += G)
@@ -225,22 +223,25 @@ struct TilesOfGroups : Tiles {
   }
 };
 
-// The sums of one thread's tiles. The panel of the last rows has Tail of them, if they are as few. Packed: the
-// right operand consists of panels already: of NR columns, each with all k.
-template <class T, int MR, int V, int Tail, bool Packed> struct Product {
-  static constexpr int NR = V * gemm_lanes;
-  const int64_t m, k;
+// The sums of one thread's tiles, by micro-kernels for panels of `height` rows and for the last one, of `tail` if it has
+// no more; both multiply `width` columns. Packed: the right operand consists of panels already, each with all k.
+template <class T> struct PanelProduct {
+  using Micro = void (*)(float*, int64_t, const float*, const T*, int64_t, int64_t, bool);
+  const int64_t m, k, height, tail, width;
+  const Micro multiply_whole, multiply_tail;
   const Blocks block;
-  const bool keep;  // panels of the right operand serve more than one tile
+  const bool packed, keep;  // panels of the right operand serve more than one tile
   Scratch<float> total, left_panels;
   Scratch<T> right_panels;
   int64_t kept_batch = -1, kept_column = -1;
 
-  Product(const Tiles& tiles, int64_t k)
-      : m(tiles.m), k(k), block(tiles.block), keep(tiles.down > 1),
-        total(round_up(min_index(block.rows, m), MR) * block.columns + gemm_lanes),
-        left_panels(round_up(min_index(block.rows, m), MR) * (keep ? min_index(block.depth, k) : k) + gemm_lanes),
-        right_panels(Packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
+  PanelProduct(const Tiles& tiles, int64_t k, int64_t height, int64_t tail, int64_t width, Micro whole, Micro last,
+               bool packed)
+      : m(tiles.m), k(k), height(height), tail(tail), width(width), multiply_whole(whole), multiply_tail(last),
+        block(tiles.block), packed(packed), keep(tiles.down > 1),
+        total(round_up(min_index(block.rows, m), height) * block.columns + gemm_lanes),
+        left_panels(round_up(min_index(block.rows, m), height) * (keep ? min_index(block.depth, k) : k) + gemm_lanes),
+        right_panels(packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
 
   template <class Left, class Right> Sums sum(Tile tile, const Left& left, const Right& right) {
     const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
@@ -248,10 +249,11 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
     kept_batch = tile.batch, kept_column = tile.column;
     const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
     if (Right::along_k && !keep) {  // columns are computed from end to end, as memory likes
-      for (int64_t at = 0; at < k; at += most) cut_left(tile, left, at, min_index(most, k - at), round_up(rows, MR) * at);
-      for (int64_t c = 0; c < columns; c += NR)
+      const int64_t all = round_up(rows, height);
+      for (int64_t at = 0; at < k; at += most) cut_left(tile, left, at, min_index(most, k - at), all * at);
+      for (int64_t c = 0; c < columns; c += width)
         for (int64_t at = 0; goes_on(at, k); at += most)
-          multiply(tile, right, at, min_index(most, k - at), c, min_index(c + NR, columns), round_up(rows, MR) * at, false);
+          multiply(tile, right, at, min_index(most, k - at), c, min_index(c + width, columns), all * at, false);
     } else {
       for (int64_t at = 0; goes_on(at, k); at += most) {
         cut_left(tile, left, at, min_index(most, k - at), 0);
@@ -263,42 +265,49 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
 
   // Panels of the tile's rows for `depth` of k, from `place` on.
   template <class Left> void cut_left(Tile tile, const Left& left, int64_t at, int64_t depth, int64_t place) {
-    const int64_t rows = tile.row_end - tile.row, last = rows % MR, whole = last <= Tail ? rows - last : rows;
+    const int64_t rows = tile.row_end - tile.row, whole = whole_panels(rows);
     float* const to = left_panels.at + place;
-    for (int64_t r = 0; r < whole; r += MR) {
-      const int64_t count = min_index(MR, rows - r);
-      pack_panel<MR>(to + r * depth, left.block(tile.row + r, count, at, depth), count, depth);
+    for (int64_t r = 0; r < rows; r += height) {
+      const int64_t count = min_index(height, rows - r);
+      pack_panel(to + r * depth, r < whole ? height : tail, left.block(tile.row + r, count, at, depth), count, depth);
     }
-    if (whole < rows)
-      pack_panel<Tail>(to + whole * depth, left.block(tile.row + whole, rows - whole, at, depth), rows - whole, depth);
   }
 
   // Adds what these panels give for some columns.
   template <class Right>
   void multiply(Tile tile, const Right& right, int64_t at, int64_t depth, int64_t c, int64_t end, int64_t place,
                 bool found) {
-    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, last = rows % MR;
-    const int64_t whole = last <= Tail ? rows - last : rows;
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, whole = whole_panels(rows);
     const float* const panels = left_panels.at + place;
     const auto& wide = all_columns(right, tile, at, depth);
-    for (; c < end; c += NR) {
-      const T* panel = right_panels.at + (keep ? c * k + at * NR : c * depth);
-      int64_t step = NR;
-      if constexpr (Packed) panel = right.at + (tile.column + c) * k + at * NR;
-      else if (!found) {
-        const int64_t count = min_index(NR, columns - c);
+    for (; c < end; c += width) {
+      const T* panel = right_panels.at + (keep ? c * k + at * width : c * depth);
+      int64_t step = width;
+      if constexpr (requires { right.at; })
+        if (packed) panel = right.at + (tile.column + c) * k + at * width;
+      if (!packed && !found) {
+        const int64_t count = min_index(width, columns - c);
         const auto block = wide.block(Right::along_k ? tile.column + c : c, count, Right::along_k ? at : 0, depth);
-        if (block.si == 1 && !keep && m <= 2 * MR && count == NR) panel = block.at, step = block.sk;  // no need to copy
-        else pack_panel<NR>(const_cast<T*>(panel), block, count, depth);
+        const bool lies = block.si == 1 && count == width;  // and is read too rarely to be copied
+        if (lies && !keep && m <= 2 * height) panel = block.at, step = block.sk;
+        else pack_panel(const_cast<T*>(panel), width, block, count, depth);
       }
       float* const to = total.at + c;
-      for (int64_t r = 0; r < whole; r += MR)
-        multiply_panels<MR, V>(to + r * block.columns, block.columns, panels + r * depth, panel, step, depth, at == 0);
-      if (whole < rows)
-        multiply_panels<Tail, V>(to + whole * block.columns, block.columns, panels + whole * depth, panel, step, depth,
-                                 at == 0);
+      for (int64_t r = 0; r < rows; r += height) {
+        const Micro multiply = r < whole ? multiply_whole : multiply_tail;
+        multiply(to + r * block.columns, block.columns, panels + r * depth, panel, step, depth, at == 0);
+      }
     }
   }
+
+  // Rows of a tile in panels that are multiplied as whole ones.
+  int64_t whole_panels(int64_t rows) const { return rows % height <= tail ? rows - rows % height : rows; }
+};
+// MR and Tail rows and V registers of columns: what differs between products is compiled for each, the rest once.
+template <class T, int MR, int V, int Tail, bool Packed> struct Product : PanelProduct<T> {
+  Product(const Tiles& tiles, int64_t k)
+      : PanelProduct<T>(tiles, k, MR, Tail, V * gemm_lanes, multiply_panels<MR, V, T>, multiply_panels<Tail, V, T>,
+                        Packed) {}
 };
 
 }  // namespace gy
