@@ -106,6 +106,21 @@ def test_nan_is_the_extreme_of_what_is_scattered(emulator: Emulator, reduce: str
     assert 0 < wanted.isnan().sum() < 5
 
 
+@pytest.mark.parametrize("steps", [2, 4])
+def test_rows_and_columns_in_turns(emulator: Emulator, steps: int) -> None:
+    """Sinkhorn's iterations: what runs along rows and columns of a matrix at once is joined with no more sums."""
+
+    def doubly_stochastic(x: Tensor) -> Tensor:
+        x = torch.softmax(x, -1) + 1e-3
+        x = x / x.sum(-2, keepdim=True)
+        for _ in range(steps):
+            x = x / (x.sum(-1, keepdim=True) + 1e-3)
+            x = x / (x.sum(-2, keepdim=True) + 1e-3)
+        return x
+
+    check(emulator, doubly_stochastic, torch.randn(12, 4, 4, requires_grad=True), backward=True)
+
+
 def test_an_update_of_an_input(emulator: Emulator) -> None:
     check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
 

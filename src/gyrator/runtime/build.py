@@ -32,8 +32,7 @@ KERNELS_PER_RUN = 12
 """The most kernels that one compiler run builds, so that one run does not take long on its own."""
 
 LINES_WORTH_A_RUN, LINES_OF_PRODUCTS = 40, 100
-"""A compiler run costs 80 ms for starting, headers and linking, as much as 40 lines of kernels; with matrix products
-200 ms more for what these share (`gemm.h`)."""
+"""What a run's start, headers and linking cost (80 ms), and code that products share (200 ms), in lines of kernels."""
 
 REPORT_SECONDS = 1.0
 """Longest silence of a build; the progress display decides what of it is shown."""

@@ -35,8 +35,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """How a kernel walks: its grid's axes, its rows' axes with the loops over each, and its accesses as
-    (position, bytes per element)."""
+    """A kernel's grid axes, row axes with the loops over each, and accesses: (position, bytes per element)."""
 
     grid: tuple[Axis, ...]
     rows: dict[Axis, tuple[Loop, ...]]
@@ -110,7 +109,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif not columns and _walks_columns(walk, 2):
-                pairs = [(n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW] or pairs
+                each = 512 if len(walk.accesses) > MANY_ACCESSES else 2048
+                tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
+                pairs = [(n, n * longest // each) for n in tall] or pairs
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)

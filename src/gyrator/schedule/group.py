@@ -148,8 +148,8 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
     Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
-    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match."""
-    same = unify(left, right, shape)
+    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match, and a mix."""
+    same = None if first.serial or second.serial else unify(left, right, shape)
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
     a, b = first.rewrite(same.left), second.rewrite(same.right)
