@@ -10,6 +10,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any
 
@@ -144,8 +145,10 @@ def hint_of(expr: sympy.Basic, env: ShapeEnv | None, *, rounded: bool = False) -
     if env is None or None in known.values():
         return None
     numbers = {s: sympy.sympify(rounded_hint(n) if rounded and isinstance(n, int) else n) for s, n in known.items()}
-    value = expr.xreplace(numbers)
-    return int(value) if value.is_number else None
+    with suppress(ZeroDivisionError):  # rounded sizes may leave no divisor
+        value = expr.xreplace(numbers)
+        return int(value) if value.is_number else None
+    return None
 
 
 # -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------

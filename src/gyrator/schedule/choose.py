@@ -83,8 +83,7 @@ def _without_trial(
 
 
 def _has_small_groups(product: Product) -> bool:
-    """Whether rows are in groups of few. On an H200 the template then takes 0.54 to 0.76 of the library's time (0.5 to
-    32 rows each, 4096x14336 to 2048x768), for 256 each 1.01 to 1.03."""
+    """Whether rows are in groups of few: 0.54 to 0.76 of the library's time on an H200, for 256 each 1.01 to 1.03."""
     if product.ends is None or not product.rows_in_groups:
         return False
     rows = at_most(product.shape[0])

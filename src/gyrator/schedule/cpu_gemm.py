@@ -44,8 +44,7 @@ _DOTS: Mapping[torch.dtype, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """What the schedule knows of the processor: its instruction set, the threads that a kernel may use, and whether the
-    library's products are made for it (MKL's are for Intel's)."""
+    """A processor: its instructions, most threads of a kernel, whether libraries are made for it (MKL for Intel's)."""
 
     isa: str
     threads: int
@@ -102,9 +101,8 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     """How to compute the right operand of a product of few rows, element by element. None where storing it first (of
     groups, the library) is as fast: halves that nothing multiplies, on AMX tiles columns that do not lie along k.
 
-    4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, as long as the library's
-    product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On an EPYC
-    without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8."""
+    4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, converted first 10.5; 128
+    rows 10.5 and 16. On an EPYC without tiles 16 rows take 5.4 and 6.8 ms, of float32 9.5 and 14.8."""
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
     widened = product.ends is None and (dtype == torch.float32 or cpu.has_dots(dtype))
     fast = tall if cpu.on_tiles(dtype) else widened

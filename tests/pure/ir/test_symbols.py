@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._sympy.functions import Mod
 
 from gyrator.ir.index import Size, div_mod, evaluate, is_nonnegative
-from gyrator.ir.symbols import Symbols, python_text
+from gyrator.ir.symbols import Symbols, hint_of, python_text
 
 
 def fake(shape: tuple[int, ...]) -> tuple[ShapeEnv, tuple[SymInt, ...]]:
@@ -103,6 +103,14 @@ def test_an_unbacked_size_has_bounds_but_no_hint() -> None:
     assert is_nonnegative(symbols.to_index(u * 2) - 8)
     assert not is_nonnegative(symbols.to_index(u * 2) - 9)
     assert {size.hint for size in symbols.to_index(u).sizes()} == {None}
+
+
+def test_a_size_whose_divisor_is_zero_once_others_are_rounded_has_no_rounded_hint() -> None:
+    """Rounded, 60 counts as 64. Sizes of a mixture of experts (JetMoe) and of FocalNet divide so."""
+    env, (s, t) = fake((60, 8))
+    size = (s * t) // (64 - s)
+    assert hint_of(size.node.expr, env) == 120
+    assert hint_of(size.node.expr, env, rounded=True) is None
 
 
 def test_a_size_is_a_plain_symbol() -> None:
