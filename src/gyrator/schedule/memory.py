@@ -363,7 +363,7 @@ def _is_better(second: Unit, first: Unit, end: int, last: dict[Value, int]) -> b
 
 
 def _is_product(unit: Unit) -> bool:
-    return isinstance(unit, Extern) and has_out_variant(unit)
+    return has_out_variant(unit) if isinstance(unit, Extern) else isinstance(unit, Templated)
 
 
 def _most(first: Unit, second: Unit, end: int, last: dict[Value, int]) -> int:

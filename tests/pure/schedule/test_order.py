@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from gyrator.schedule.plan import Allocate, Call
+from gyrator.schedule.products import Templated
 from gyrator.schedule.stage import Scheduled
 from tests.pure.schedule.harness import scheduled
+from tests.pure.schedule.test_prologue import on_processor
 
 r = torch.randn
 
@@ -37,3 +39,13 @@ def test_a_product_of_a_product_stays_behind_it() -> None:
     made = scheduled(lambda a, b: torch.mm(torch.mm(a, b), b), (r(600, 300), r(300, 300)))
     assert len(products(made)) == 2
     assert sum(isinstance(step, Allocate) for step in made.plan.steps) == 2
+
+
+def test_so_do_templates_with_what_follows() -> None:
+    def with_activation(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        dx, dw = backward_of_linear(x, w, g)
+        return dx.sigmoid(), dw
+
+    units = on_processor(with_activation, r(640, 480), r(32, 480), r(640, 32))
+    made = [unit.call.out[0] for unit in units if isinstance(unit, Templated)]
+    assert [[n.value for n in out.shape] for out in made if out is not None] == [[32, 480], [640, 480]]
