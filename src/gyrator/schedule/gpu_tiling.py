@@ -111,7 +111,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             elif not columns and _walks_columns(walk, 2):
                 each = 512 if len(walk.accesses) > MANY_ACCESSES else 2048
                 tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
-                pairs = [(n, n * longest // each) for n in tall] or pairs
+                pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
