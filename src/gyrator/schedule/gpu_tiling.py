@@ -109,7 +109,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif not columns and _walks_columns(walk, 2):
-                each = 512 if len(walk.accesses) > MANY_ACCESSES else 2048
+                each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048
                 tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
                 pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
         shapes = [(x, 0, warps) for x, warps in pairs]
