@@ -70,8 +70,13 @@ static __attribute__((noinline)) void turn_panel(To* to, int64_t width, const Fr
         turned[r] = cast<float>(v).p[0];
       }
       transpose_rows<1>(turned);
-      GY_UNROLL for (int r = 0; r < L; ++r)
-        if (r < left) store(to + (k + r) * width + i, cast<To>(Vec<float, L>{{turned[r]}}), first_lanes<L>(columns));
+      GY_UNROLL for (int r = 0; r < L; ++r) {
+        if (r >= left) continue;
+        To* const at = to + (k + r) * width + i;
+        const auto v = cast<To>(Vec<float, L>{{turned[r]}});
+        if (columns >= L) store(at, v);
+        else store(at, v, first_lanes<L>(columns));
+      }
     }
 }
 #endif
@@ -230,7 +235,7 @@ template <class T> struct PanelProduct {
   const int64_t m, k, height, tail, width;
   const Micro multiply_whole, multiply_tail;
   const Blocks block;
-  const bool packed, keep;  // panels of the right operand serve more than one tile
+  const bool packed, keep;  // keep: panels of the right operand serve more than one tile
   Scratch<float> total, left_panels;
   Scratch<T> right_panels;
   int64_t kept_batch = -1, kept_column = -1;
