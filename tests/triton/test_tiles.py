@@ -110,7 +110,7 @@ def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_s
 
 @pytest.mark.parametrize(("rows", "columns", "side", "warps"), [(48, 8, None, 1), (48, 512, 32, 4), (1000, 64, 16, 16)])
 def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int, side: int | None, warps: int) -> None:
-    """Sums of 16 products for each of 48 x 8 elements took ptxas 26 s in a warp with a tile of 64 x 32."""
+    """Sums of 16 products for each of 48 x 8 elements took 26 s to compile for a warp with a tile of 64 x 32."""
 
     def sums(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         y = x * sum(p[:, :, j] * q[j].t().sigmoid() for j in range(12))

@@ -68,8 +68,8 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
 
-    def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
-        """The entry of a key, or None. One that is damaged is removed, with a warning."""
+    def find(self, key: str, warn: Callable[[str], object], *, again: bool = False) -> Entry | None:
+        """The entry of a key, or None. One that is damaged, also when read ``again``, is removed, with a warning."""
         folder = self._place(key)
         if self._remote is not None and not folder.exists():
             with suppress(OSError), self._draft(folder) as draft:
@@ -85,6 +85,8 @@ class Store:
                 raise ValueError("its notes do not match their digest")
             return Entry(folder, manifest["notes"], key)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if folder.exists() and not again:
+                return self.find(key, warn, again=True)  # another process may have put it there just now
             if folder.exists():
                 self.remove(key)
                 warn(str(CacheCorrupt(str(folder), str(error))))

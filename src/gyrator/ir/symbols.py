@@ -140,7 +140,7 @@ class Symbols:
 
 
 def hint_of(expr: sympy.Basic, env: ShapeEnv | None, *, rounded: bool = False) -> int | None:
-    """Its value in the call that is being compiled, or with sizes as keys have them; None if it depends on unbacked."""
+    """Its value in the call that is being compiled, or with sizes as keys have them; None if that is not known."""
     known = {} if env is None else {s: symbol_hint(env, s) for s in expr.free_symbols}
     if env is None or None in known.values():
         return None

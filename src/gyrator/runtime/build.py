@@ -201,18 +201,17 @@ def start_build(
 
 
 def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
-    """Kernels for each compiler run: about equal work, and as many runs as `workers` if there is enough."""
+    """Kernels for each compiler run: about equal work, little in all, and as many runs as `workers` if it is enough."""
     lines = {k.name: k.text.count("\n") + 1 for k in kernels}
 
     def work(run: Sequence[CppKernel]) -> int:
         return sum(lines[k.name] for k in run) + LINES_OF_PRODUCTS * any("gemm.h" in k.text for k in run)
 
     worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
-    count = max(1, worth, -(-len(kernels) // KERNELS_PER_RUN))
-    groups: list[list[CppKernel]] = [[] for _ in range(count)]
+    groups: list[list[CppKernel]] = [[] for _ in range(max(1, worth, -(-len(kernels) // KERNELS_PER_RUN)))]
     for kernel in sorted(kernels, key=lambda k: -lines[k.name]):
-        open_groups = [g for g in groups if len(g) < KERNELS_PER_RUN]
-        min(open_groups, key=lambda g: 2 * work([*g, kernel]) - work(g)).append(kernel)  # little in all, and for a run
+        free = (g for g in groups if len(g) < KERNELS_PER_RUN)
+        min(free, key=lambda g: 2 * work([*g, kernel]) - work(g)).append(kernel)
     return [group for group in groups if group]
 
 

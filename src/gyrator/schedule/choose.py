@@ -37,11 +37,11 @@ def choose_products(
     With them what constants they read in panels.
 
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
-    rows that end anywhere, few rows with an operand that is not stored yet, groups of few rows, and small products."""
+    rows that end anywhere, few rows with an operand not stored yet, groups of few, small ones, unfavoured float32."""
     if ask is None:
         with_gpu = gpu if "triton" in options.gemm_backends else None
         with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None
-        return _without_trial(units, program, with_gpu, with_cpu)
+        return _without_trial(units, program, with_gpu, with_cpu) if with_gpu or with_cpu else (tuple(units), ())
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
@@ -54,9 +54,8 @@ def choose_products(
 def _without_trial(
     given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None
 ) -> tuple[tuple[Unit, ...], tuple[Packing, ...]]:
-    """The units; products whose rows end anywhere are by the template that is fast there, products that read an operand
-    once, as they have few rows, compute it, and what follows; groups of few rows and small products what follows; on a
-    processor that the library does not favour all of float32 what follows. With what constants they read in panels."""
+    """The units with products that no library is fast at by templates, with what follows; those that read an operand
+    once, as they have few rows, compute it. With them what constants they read in panels."""
     packings: dict[Value, Packing] = {}
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
     made = producers(units, shown_values(program), on_gpu=gpu is not None)

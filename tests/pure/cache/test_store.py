@@ -30,6 +30,22 @@ def test_absent_key_is_none(tmp_path: Path) -> None:
     assert Store(tmp_path, "graphs").find(KEY, pytest.fail) is None
 
 
+def test_an_entry_that_another_writer_finishes_meanwhile_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is there when the reader, who saw no manifest, asks whether one is damaged."""
+    store, read = Store(tmp_path, "graphs"), Path.read_text
+
+    def late(path: Path, *args: str) -> str:
+        monkeypatch.setattr(Path, "read_text", read)
+        store.put(KEY, {"a.py": "x = 1\n"}, {})
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", late)
+    entry = store.find(KEY, pytest.fail)
+    assert entry is not None and entry.text("a.py") == "x = 1\n"
+
+
 @pytest.mark.parametrize(
     "damage", ["changed", "missing file", "no manifest", "cut manifest", "wrong type", "changed notes"]
 )
