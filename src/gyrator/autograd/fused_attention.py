@@ -27,7 +27,7 @@ from torch._ops import HigherOrderOperator
 from gyrator import torch_compat
 from gyrator.autograd.recorder import Recorder
 
-DEVICES, WIDEST, NO_BLOCKS = ("cuda",), 256, 1 << 30
+DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
 
 Call = Callable[[Any, Sequence[Any]], Any]
@@ -137,7 +137,7 @@ def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tens
     mask, tracks = args[4], torch.is_grad_enabled()
     grads = tracks and any(x.requires_grad for x in (query, key, value))
     if (
-        query.device.type not in DEVICES
+        query.device.type not in DEVICES[: 1 + (not grads)]
         or {query.dtype, key.dtype, value.dtype} not in ({torch.float32}, {torch.bfloat16}, {torch.float16})
         or any(type(side) is not int or side % 16 for side in mask[-3:-1])
         or not all(isinstance(x, Tensor) for at in (2, 6)[: 1 + grads] for x in _lists(mask, at))

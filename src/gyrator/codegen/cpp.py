@@ -16,24 +16,40 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, inf, log
+
+import torch
 
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
-from gyrator.codegen.cpp_names import legal, type_name
+from gyrator.codegen.cpp_names import legal, literal, type_name
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
-from gyrator.ir.expr import Checked, Expr, Load, Ref, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
+from gyrator.ir.expr import Checked, Const, Expr, Load, Op, Ref, Value, rewrite
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Index,
+    Size,
+    as_index,
+    dot,
+    is_nonnegative,
+    product,
+    substitute,
+)  # fmt: skip
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
-from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.schedule.attention import causal
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
 _COMPUTED_LANES = 32  # of what is computed for a product
 _LANES = re.compile(r"\blanes\b")
 _THREAD_WORK = 30_000  # cheap instructions that a thread must have to be worth starting, as in gy::team_size
+_HEADERS = {Contract: "gemm.h", Attend: "attention.h"}
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
 
@@ -68,8 +84,8 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     arguments.append("int32_t threads")
     printer.body(kernel.body)
     head = f'extern "C" int32_t {function}({", ".join(arguments)}) {{'
-    products = any(isinstance(stage, Contract) for stage in tree.walk_stages(kernel.body))
-    lines = ['#include "gemm.h"'] if products else []
+    kinds = {type(stage) for stage in tree.walk_stages(kernel.body)}
+    lines = [f'#include "{_HEADERS[kind]}"' for kind in kinds & _HEADERS.keys()]
     lines += [*origin_comments(kernel.origins, "//"), *broken(head, WIDTH)]
     if printer.checks:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
@@ -112,6 +128,8 @@ class Loops(Expressions):
                     self._update(item)
                 case Contract(name):
                     self._sums(name)
+                case Attend():
+                    self._attend(item)
 
     @contextmanager
     def _nested(self, *loops: Loop) -> Iterator[Block]:
@@ -266,27 +284,43 @@ class Loops(Expressions):
         lies = [load.index[0].coefficient(outer) for load in expr.loads() if {outer, inner} <= load.index[0].axes()]
         along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
         count = blocks["BLOCK_N"] if is_right and not along_k else count
-        function, operand = self.fresh("fill"), self.fresh("right" if is_right else "left")
-        with self._nested() as block:
-            to, *ends = (self.fresh(n) for n in ("to", "i", "i_end", "k", "k_end"))
-            self._ends = {outer: (ends[0], ends[1]), inner: (ends[2], ends[3])}
-            arguments = ", ".join(f"int64_t {name}" for name in ends)
-            block.head, block.tail = f"const auto {function} = [=]({element}* {to}, {arguments}) {{", "};"
-            first = [Size(name) for name in (ends[0], ends[2])]
-            for size in first:
-                self.bind(size, Term(size.name, block.depth, name=True))
-            steps = (as_index(depth), ONE) if along_k else (ONE, as_index(count))
-            block_value = Value(to, (outer.extent, inner.extent), view.value.dtype, steps)
-            self.pointers[block_value] = Term(to, block.depth, name=True)
-            at = (outer.index() - first[0].index(), inner.index() - first[1].index())
-            slow, fast = (outer, inner) if along_k else (inner, outer)
-            lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
-            vectors = Loop(fast, LoopKind.LANES, (Store(block_value, at, expr),), lanes=lanes)
-            self._loop(Loop(slow, LoopKind.SERIAL, (vectors,)))
-            self._ends.clear()
+        operand, steps = self.fresh("right" if is_right else "left"), (as_index(depth), ONE)
+        lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
+        steps = steps if along_k else (ONE, as_index(count))
+        function = self._function("fill", ("to", view.value.dtype), (outer, inner), steps, lanes, expr)
         kind = f"{element}, {'true' if along_k else 'false'}, {count}, {depth}, decltype({function})"
         self.emit(f"const gy::Computed<{kind}> {operand}({function});")
         return operand
+
+    def _function(
+        self,
+        wish: str,
+        to: tuple[str, torch.dtype],
+        axes: tuple[Axis, Axis],
+        steps: tuple[Index, Index],
+        lanes: int,
+        expr: Expr,
+    ) -> str:
+        """The name of a function ``(to, i, i_end, j, j_end)`` that puts ``expr`` for these ranges of two axes into a
+        block, which has one of them in vectors, where it lies together. A local in ``expr`` is what the block holds."""
+        function = self.fresh(wish)
+        with self._nested() as block:
+            name, *ends = (self.fresh(n) for n in (to[0], "i", "i_end", "j", "j_end"))
+            self._ends = {axes[0]: (ends[0], ends[1]), axes[1]: (ends[2], ends[3])}
+            arguments = ", ".join(f"int64_t {end}" for end in ends)
+            block.head = f"const auto {function} = [=]({type_name(to[1])}* {name}, {arguments}) {{"
+            block.tail = "};"
+            first = [Size(end) for end in (ends[0], ends[2])]
+            for size in first:
+                self.bind(size, Term(size.name, block.depth, name=True))
+            value = Value(name, (axes[0].extent, axes[1].extent), to[1], steps)
+            self.pointers[value] = Term(name, block.depth, name=True)
+            at = (axes[0].index() - first[0].index(), axes[1].index() - first[1].index())
+            body = Store(value, at, rewrite(expr, lambda e: Load(value, at) if isinstance(e, Ref) else None))
+            fast, slow = axes if steps[0] is ONE else axes[::-1]
+            self._loop(Loop(slow, LoopKind.SERIAL, (Loop(fast, LoopKind.LANES, (body,), lanes=lanes),)))
+            self._ends.clear()
+        return function
 
     def _sums(self, name: Ref) -> None:
         """The template's local is what lies in the tile at the loops' row and columns."""
@@ -296,6 +330,88 @@ class Loops(Expressions):
         local = self.fresh(name.name)
         self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
         self.bind(name, Term(local, self.block.depth, vector=True, name=True))
+
+    # -- attention -----------------------------------------------------------------------------------------
+    def _attend(self, stage: Attend) -> None:
+        """Tiles of rows, shared among threads; for each a walk over the keys of which it has scores."""
+        blocks, (query, key, value, *_) = dict(stage.blocks), stage.operands
+        names = ("tiles", "team", "mine", "attention", "tile", "step")
+        tiles, team, mine, attention, tile, step = (self.fresh(n) for n in names)
+        *extents, keys = (self.index(axis.extent).text for axis in stage.axes)
+        widths = [self.index(view.shape[3]).text for view in (query, value)]
+        self.emit(f"const gy::RowTiles {tiles}({', '.join(extents)}, {blocks['ROWS']});")
+        self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {keys} * {blocks['ROWS']});")
+        with self._nested() as region:
+            region.head = f"#pragma omp parallel num_threads({team})\n{{"
+            region.by_team = True
+            kind = ", ".join([type_name(query.value.dtype), *map(str, blocks.values())])
+            arguments = ", ".join([keys, *widths, "true" if value.strides[3] is ONE else "false"])
+            self.emit(f"const gy::Range {mine} = gy::share({tiles}.count);")
+            self.emit(f"gy::Attention<{kind}> {attention}({arguments});")
+            with self._nested() as block:
+                block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+                self.emit(f"const gy::RowTile {tile} = {tiles}.at({step});")
+                for axis in stage.axes[:2]:
+                    self.bind(axis, Term(f"{tile}.{axis.name}", block.depth, name=True))
+                at = [axis.index() for axis in stage.axes[:2]]
+                of_keys = [at[0], at[1] // (stage.axes[1].extent // key.shape[1])]
+                sides = (("rows", query, at, 2), ("keys", key, of_keys, 2), ("columns", value, of_keys, 3))
+                operands = [self._lying(*side) for side in sides]
+                scale = literal(stage.scale, torch.float32)
+                self.emit(f"{attention}.begin({tile}, {', '.join(operands)}, {scale});")
+                self._walk(stage, attention, tile)
+                self._finish(stage, attention, at)
+
+    def _lying(self, wish: str, view: View, at: Sequence[Index], rows: int) -> str:
+        """The name of the matrix of a view at these first coordinates, whose rows are dimension ``rows``."""
+        name, steps = self.fresh(wish), [self.index(view.strides[dim]).text for dim in (rows, 5 - rows)]
+        text = ", ".join([self._first(view, at), *steps])
+        self.emit(f"const gy::Lying<{type_name(view.value.dtype)}> {name}{{{text}}};")
+        return name
+
+    def _first(self, view: View, at: Sequence[Index]) -> str:
+        """The address of a view's first element at these first coordinates."""
+        steps = [ZERO if n is ONE else step for n, step in zip(view.shape, view.strides, strict=True)]
+        return plus(self.pointers[view.value].text, self.index(view.offset + dot(tuple(at), tuple(steps[: len(at)]))))
+
+    def _walk(self, stage: Attend, attention: str, tile: str) -> None:
+        """Which keys a tile of rows meets, and what becomes of its scores."""
+        score, keep = stage.functions[:2]
+        every, below = keep == Const(True, torch.bool), keep == causal(stage.axes)
+        plain = isinstance(score, Ref) or not (stage.lists or every or below)
+        whole = "gy::unchanged" if plain else self._change(stage, "whole", score)
+        kept = Op("where", (keep, score, Const(-inf, torch.float32)), torch.float32)
+        some = whole if every else self._change(stage, "kept", kept)
+        if not stage.lists:
+            keys = self.index(stage.axes[3].extent).text
+            self.emit(f"{attention}.walk_causal({some}, {whole});" if below else f"{attention}.walk({keys}, {some});")
+            return
+        first = Size("first")
+        self.bind(first, Term(f"{tile}.row", self.block.depth, name=True))
+        at = [*(axis.index() for axis in stage.axes[:2]), first.index() // stage.sides[0]]
+        for k, change in zip(range(0, len(stage.lists), 2), (some, whole), strict=False):
+            counts, listed = (self._first(view, at) for view in stage.lists[k : k + 2])
+            step = self.index(stage.lists[k + 1].strides[3]).text
+            self.emit(f"{attention}.walk_listed(*({counts}), {listed}, {step}, {stage.sides[1]}, {change});")
+
+    def _change(self, stage: Attend, wish: str, expr: Expr) -> str:
+        """What puts ``expr`` in the place of scores: a function on those of some rows and keys, in vectors of rows."""
+        *_, row, column = stage.axes
+        rows = dict(stage.blocks)["ROWS"]
+        return self._function(
+            wish, ("scores", torch.float32), (row, column), (ONE, as_index(rows)), gcd(rows, 16), expr
+        )
+
+    def _finish(self, stage: Attend, attention: str, at: Sequence[Index]) -> None:
+        """Stores the results of a tile of rows."""
+        methods = ("finish", "logarithms", "greatest")
+        for method, view in zip(methods, stage.results, strict=False):
+            if view is not None:
+                steps = [self.index(step).text for step in view.strides[2:]]
+                unit = literal(1.0 if stage.natural else 1 / log(2), torch.float32)
+                none = literal(0.0 if stage.natural else -inf, torch.float32)  # as the library, or the operator, has it
+                more = {"finish": [], "logarithms": [unit, none], "greatest": [unit]}[method]
+                self.emit(f"{attention}.{method}({', '.join([self._first(view, at), *steps, *more])});")
 
     # -- parallel loops ------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:

@@ -145,7 +145,7 @@ class Extern:
     ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
     lists, for ops that write into arguments, (the value that an argument is a view of, its new version). ``effects``
     keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
-    ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.gpu_attention`)."""
+    ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.attention`)."""
 
     out: tuple[Value | None, ...]
     op: str

@@ -93,9 +93,10 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Attention by the template of that name (see :mod:`gyrator.schedule.gpu_attention`), a whole kernel.
+    """Attention by the template of that name (see :mod:`gyrator.schedule.attention`), a whole kernel.
     ``axes`` are batch, head, row and column of the scores, ``functions`` expressions over them and the locals ``score``
-    and ``grad``. ``results`` are None where nobody wants them."""
+    and ``grad``. ``results`` are None where nobody wants them; ``natural``: the logarithms among them, else to base 2.
+    ``blocks`` are the numbers of the template in C++ (:mod:`gyrator.schedule.cpu_attention`)."""
 
     template: str
     axes: tuple[Axis, ...]
@@ -105,6 +106,8 @@ class Attend:
     functions: tuple[Expr, ...]
     sides: tuple[int, int]
     scale: float
+    natural: bool = False
+    blocks: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

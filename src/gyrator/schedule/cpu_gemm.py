@@ -32,7 +32,7 @@ FEW = 4
 """Rows or columns of which products are the library's: it sums along k, where both operands may lie together."""
 AMX_ROWS, AMX_DEPTH = 32, 512
 """Rows and columns that AMX tiles sum at once, and elements of k whose panels stay in the cache."""
-_REGISTERS: Mapping[str, tuple[int, int]] = {
+REGISTERS: Mapping[str, tuple[int, int]] = {
     "scalar": (16, 1), "avx2": (16, 8), **dict.fromkeys(("avx512", "avx512_vnni", "avx512_bf16", "amx"), (32, 16)),
 }  # fmt: skip
 """Vector registers of each instruction set, and the floats in one."""
@@ -73,7 +73,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     dtype = product.left.value.dtype
     if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         return
-    registers, lanes = _REGISTERS[cpu.isa]
+    registers, lanes = REGISTERS[cpu.isa]
     tiles, group = cpu.on_tiles(dtype), cpu.group(dtype)
     registers //= 2 if dtype == torch.int8 and not cpu.has_dots(dtype) else 1  # two for each sum (gemm_groups.h)
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
@@ -156,7 +156,7 @@ class Packing:
 def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
     (k, n), dtype = source.shape, source.value.dtype
-    width, unit = _REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
+    width, unit = REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
     shape = ((n + (width - 1)) // width, (k + (unit - 1)) // unit * unit, as_index(width))
     name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
     value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))

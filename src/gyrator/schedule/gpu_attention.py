@@ -1,40 +1,21 @@
-"""Attention on a GPU: calls that become kernels of their own, and the blocks that these run with.
+"""Attention on a GPU: which template computes a call, and the blocks that it runs with.
 
-    call gyrator.region_0("forward", [q, k, v], lists, sides, scale, reads, reads)   →   out = forward of q, k, v
-
-First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Forward
-becomes ``decode`` where the rows of all heads with the same keys are one tile. Gradients also take that of the result,
-the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns are walked: counts, numbers,
-the same of whole ones. The user's functions on one score (what becomes of it, whether it is kept, its gradient),
-programs of their own, become expressions over batch, head, row and column."""
+Forward becomes ``decode`` where the rows of all heads with the same keys are one tile."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import gcd
-from typing import Any
 
-import torch
-
-from gyrator.ir.expr import Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite
-from gyrator.ir.index import ONE, ZERO, Axis, dot
+from gyrator.ir.expr import Load, Op
+from gyrator.ir.index import ONE
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
-from gyrator.ir.simplify import Rule
-from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
-from gyrator.ir.volume import iterations, volume
-from gyrator.schedule.canonical import named, stem_of
+from gyrator.ir.program import View
+from gyrator.ir.tree import Attend, Config
+from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_tiling import fits, power
-from gyrator.schedule.kernel import Built
-from gyrator.schedule.plan import full_view
-from gyrator.schedule.products import Templated, Unit
+from gyrator.schedule.gpu_tiling import power
 from gyrator.schedule.prologue import DEAR
 from gyrator.torch_compat import float32_matmul_precision
 
-_OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
-_LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
-_FORWARD = ("out", "sums", "maxima")
-_RESULTS = {"forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value")}
 _BLOCKS = {
     "forward": "64 128 4 2 64, 64 64 4 3 64, 128 64 8 3 64, 128 64 4 2 128, 128 128 8 3 128, 64 64 4 3 256,"
     "64 64 4 2 256, 64 32 4 2 256, 32 32 4 2 256",
@@ -49,61 +30,14 @@ FEW, FEW_KEYS = 16, 256
 """Rows of a tile of ``decode``, and keys that are worth a program of their own."""
 
 
-def attention_units(units: Sequence[Unit], rule: Rule, gpu: Gpu, *, tune: bool) -> tuple[Unit, ...]:
-    """The units with calls of attention as kernels, with several configs if the best is to be found by ``tune``.
-
-    A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
-    return tuple(_unit(u, rule, gpu, tune) if isinstance(u, Extern) and u.functions else u for u in units)
-
-
-def _unit(call: Extern, rule: Rule, gpu: Gpu, tune: bool) -> Unit:
-    args: Sequence[Any] = call.args
-    template, tensors, lists, sides, _, *reads = args
-    plain = (isinstance(v, View) and v.dtype in (None, v.value.dtype) and ZERO not in v.shape for v in tensors + lists)
-    if not all(plain):
-        return call
-    given = zip(call.functions, (*reads, reads[0]), strict=False)
-    functions = tuple(f for f in [_function(p, r, _axes(tensors), rule) for p, r in given] if f is not None)
-    split = _split(tensors, lists, gpu) if template == "forward" else 0
+def gpu_ways(attend: Attend, gpu: Gpu, *, tune: bool) -> tuple[str, tuple[Config, ...]]:
+    """The template for a call and its configurations, several if the best is to be found by ``tune``."""
+    tensors, template = attend.operands, attend.template
+    split = _split(tensors, attend.lists, gpu) if template == "forward" else 0
     template = "decode" if split else template
-    configs = _configs(template, tensors, sides, gpu, split)
-    if len(functions) < len(call.functions) or not configs:
-        return call
-    roles = template == "forward" and _has_roles(tensors, sides, gpu) and (tune or _is_light(tensors, functions))
-    return Templated(call, template, (_ROLES,) * roles + configs[: 4 if tune else 1], functions=functions)
-
-
-def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
-    extents = (*tensors[0].shape[:3], tensors[1].shape[2])
-    return tuple(Axis(name, n) for name, n in zip(("batch", "head", "row", "column"), extents, strict=True))
-
-
-def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule) -> Expr | None:
-    """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
-    count = len(program.inputs) - len(reads)
-    scores = [Ref(name, torch.float32, frozenset(axes)) for name in ("score", "grad")[: count - len(axes)]]
-    given = zip(program.inputs, (*scores, *(IndexValue(a.index()) for a in axes)), strict=False)
-    known: dict[Value | None, tuple[tuple[Axis, ...], Expr]] = {i.value: ((), e) for i, e in given}
-    views = {i.value: v for i, v in zip(program.inputs[count:], reads, strict=True) if isinstance(v, View)}
-
-    def inlined(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and e.value in views:
-            view = views[e.value]
-            return Load(view.value, (dot(e.index, view.strides) + view.offset,))
-        if isinstance(e, Load) and e.value in known:
-            inner, body = known[e.value]
-            return rewrite(body, rule, dict(zip(inner, e.index, strict=True)))
-        return rule(e)
-
-    for node in program.nodes:
-        if not isinstance(node, Nest) or not isinstance(node.root, Pointwise):
-            return None
-        known[node.out[0]] = node.axes, rewrite(node.root.body, inlined)
-    (out,) = program.outputs
-    body = known[out.value][1] if isinstance(out, View) and out.value in known else None
-    if body is None or any(isinstance(e, Masked) for e in body.walk()):
-        return None
-    return body if {load.value for load in body.loads()} <= {view.value for view in views.values()} else None
+    configs = _configs(template, tensors, attend.sides, gpu, split)
+    roles = template == "forward" and _has_roles(tensors, attend.sides, gpu) and (tune or _is_light(attend))
+    return template, ((_ROLES,) * roles + configs[: 4 if tune else 1] if configs else ())
 
 
 def _split(tensors: Sequence[View], lists: Sequence[View], gpu: Gpu) -> int:
@@ -146,41 +80,8 @@ def _has_roles(tensors: Sequence[View], sides: Sequence[int], gpu: Gpu) -> bool:
     return even and gpu.arch[0] == 9 and tensors[0].value.dtype.itemsize == 2
 
 
-def _is_light(tensors: Sequence[View], functions: Sequence[Expr]) -> bool:
+def _is_light(attend: Attend) -> bool:
     """Whether warps with roles are surely faster: of a program's twelve, eight compute what is done for each score."""
-    each = {e for f in functions for e in f.walk() if e.axes() & {*_axes(tensors)[2:]}}
+    each = {e for f in attend.functions for e in f.walk() if e.axes() & {*attend.axes[2:]}}
     dear = any(isinstance(e, Load) or (isinstance(e, Op) and OPS[e.name].cost >= DEAR) for e in each)
-    return not dear and all(view.shape[3].value == 128 for view in tensors)
-
-
-def build_attention(unit: Templated) -> Built:
-    """The kernel of a call of attention."""
-    call, template = unit.call, unit.template
-    args: Sequence[Any] = call.args
-    _, tensors, lists, sides, scale, *_ = args
-    memory: dict[Value, Value] = {}
-
-    def param(value: Value, wish: str) -> Value:
-        return memory.setdefault(value, Value(wish, (value.span,), value.dtype, (ONE,), value.device))
-
-    def windows(views: Sequence[Any], wishes: Sequence[str]) -> tuple[View, ...]:
-        return tuple(v and replace(v, value=param(v.value, wish)) for v, wish in zip(views, wishes, strict=False))
-
-    def renamed(e: Expr) -> Expr | None:
-        return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index) if isinstance(e, Load) else None
-
-    axes, operands = _axes(tensors), windows(tensors, _OPERANDS)
-    walked = windows(lists, _LISTS)
-    functions = tuple(rewrite(f, renamed) for f in unit.functions)
-    read = {*memory.values()}
-    results = windows([v and full_view(v) for v in call.out], _RESULTS[template])
-    stage = Attend(template, axes, operands, walked, results, functions, tuple(sides), scale)
-    params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
-    kernel = Kernel(f"attention_{template}", tuple(params), (), (), (stage,), call.origins)
-    tiles = (Tile(axes[2], "BLOCK_M"), Tile(axes[3], "BLOCK_N"))[:: -1 if template == "columns" else 1]
-    wide = not all(fits(i) for f in functions for load in f.loads() for i in load.index)
-    texts = [tuple(c for c in unit.configs if bool(c.registers) is roles) for roles in (False, True)]
-    tiling: Tiling | None = None
-    for configs in filter(None, texts):
-        tiling = Tiling(tiles, configs, "template", wide, iterations(axes[:3]), tiling)
-    return Built(replace(named(kernel, str(unit.configs)), tiling=tiling), tuple(params.values()))
+    return not dear and all(view.shape[3].value == 128 for view in attend.operands)

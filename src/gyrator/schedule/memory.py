@@ -10,9 +10,9 @@ from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import Origins, merge
+from gyrator.schedule.attention import build_attention
 from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.gpu_tiling import streamed
 from gyrator.schedule.group import Group, Member, exclusive_axes, levels_of
 from gyrator.schedule.join import joined
@@ -93,7 +93,7 @@ class _Planner:
 
     # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
-        if isinstance(unit, Templated) and unit.functions:
+        if isinstance(unit, Templated) and unit.attend is not None:
             yield from (Allocate(v) for v in unit.call.out if v is not None)
             yield self._run(build_attention(unit), {}, unit.call.origins)
             return

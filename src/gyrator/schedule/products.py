@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
 from gyrator.ir.program import Arg, Extern, Input, Node, Program, View, defines, shown_values, uses, views
-from gyrator.ir.tree import Config
+from gyrator.ir.tree import Attend, Config
 from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
 from gyrator.schedule.group import Group
@@ -89,14 +89,14 @@ class Templated:
 
     ``epilogue`` is a pointwise group over the product's own elements, computed on each tile before it is stored; the
     product is stored too if others read it. ``prologue`` are groups that make operands, computed where the template
-    loads them (:mod:`prologue`). ``configs`` are ways to run it, the best guess first. ``functions`` are those of
-    attention, which is no product and has no epilogue (:mod:`gpu_attention`)."""
+    loads them (:mod:`prologue`). ``configs`` are ways to run it, the best guess first. ``attend`` is what a call of
+    attention means, which is no product and has no epilogue (:mod:`attention`)."""
 
     call: Extern
     template: str
     configs: tuple[Config, ...]
     epilogue: Group | None = None
-    functions: tuple[Expr, ...] = ()
+    attend: Attend | None = None
     prologue: tuple[Group, ...] = ()
 
     @property

@@ -1,20 +1,26 @@
 """The schedule stage: its passes in order."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
+from gyrator.ir.tree import Attend
+from gyrator.ir.tree import Config as Blocks
 from gyrator.passes import Pass, run_passes
+from gyrator.schedule.attention import attention_units
 from gyrator.schedule.check_plan import check_plan
 from gyrator.schedule.choose import choose_products
-from gyrator.schedule.cpu_gemm import Cpu, Packing
+from gyrator.schedule.cpu_attention import cpu_ways
+from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing
 from gyrator.schedule.cpu_linear import add_biases_later
 from gyrator.schedule.dce import fill_empty, remove_dead
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_attention import attention_units
+from gyrator.schedule.gpu_attention import gpu_ways
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
@@ -82,6 +88,14 @@ def _passes_on_gpu(gpu: Gpu, session: Session) -> tuple[Pass[Program], ...]:
     )
 
 
+def _ways(attend: Attend, config: Config, gpu: Gpu | None, cpu: Cpu | None) -> tuple[str, tuple[Blocks, ...]]:
+    """How to compute a call of attention: on a CPU the library's own only if templates may replace that."""
+    if attend.operands[0].value.device.type == "cuda":
+        return ("", ()) if gpu is None else gpu_ways(attend, gpu, tune=config.max_autotune)
+    ours = not attend.natural or (CPP in config.gemm_backends and config.numerics != "eager")
+    return cpu_ways(attend, cpu) if cpu is not None and ours else ("", ())
+
+
 def schedule(
     program: Program,
     session: Session,
@@ -107,8 +121,7 @@ def schedule(
         units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
         packed = (Constant(p.value, p.value.name) for p in packings)
         program = replace(program, constants=(*program.constants, *packed))
-        if gpu is not None:
-            units = attention_units(units, rule, gpu, tune=config.max_autotune)
+        units = attention_units(units, rule, partial(_ways, config=config, gpu=gpu, cpu=cpu))
     with session.stage("kernels and memory"):
         units = order_products(units, program)
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)

@@ -139,17 +139,17 @@ static void pack_groups(T* to, Lying<T> source, int64_t count, int64_t depth, in
 }
 
 // ---- the micro-kernel -------------------------------------------------------------------------------------
-// total[i, j] (+)= sum over k of a[k * M + i] * b[k * step + j] for M rows and V registers of columns.
+// total[i, j] (+)= sum over k of a[k * lead + i] * b[k * step + j] for M rows and V registers of columns.
 template <int M, int V, class T>
-static __attribute__((noinline)) void multiply_panels(float* total, int64_t stride, const float* a, const T* b,
-                                                      int64_t step, int64_t depth, bool fresh) {
+static __attribute__((noinline)) void multiply_panels(float* total, int64_t stride, const float* a, int64_t lead,
+                                                      const T* b, int64_t step, int64_t depth, bool fresh) {
   constexpr int L = gemm_lanes;
   using F = Vec<float, L>;
   F sum[M][V];
   _Pragma("GCC unroll 64") for (int i = 0; i < M; ++i)
     _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j)
       sum[i][j] = broadcast<L>(0.0f);
-  for (int64_t k = 0; k < depth; ++k, a += M, b += step) {
+  for (int64_t k = 0; k < depth; ++k, a += lead, b += step) {
     F right[V];
     _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) right[j] = cast<float>(load<L>(b + j * L));
     _Pragma("GCC unroll 64") for (int i = 0; i < M; ++i) {
@@ -231,7 +231,7 @@ struct TilesOfGroups : Tiles {
 // The sums of one thread's tiles, by micro-kernels for panels of `height` rows and for the last one, of `tail` if it has
 // no more; both multiply `width` columns. Packed: the right operand consists of panels already, each with all k.
 template <class T> struct PanelProduct {
-  using Micro = void (*)(float*, int64_t, const float*, const T*, int64_t, int64_t, bool);
+  using Micro = void (*)(float*, int64_t, const float*, int64_t, const T*, int64_t, int64_t, bool);
   const int64_t m, k, height, tail, width;
   const Micro multiply_whole, multiply_tail;
   const Blocks block;
@@ -299,8 +299,10 @@ template <class T> struct PanelProduct {
       }
       float* const to = total.at + c;
       for (int64_t r = 0; r < rows; r += height) {
-        const Micro multiply = r < whole ? multiply_whole : multiply_tail;
-        multiply(to + r * block.columns, block.columns, panels + r * depth, panel, step, depth, at == 0);
+        const bool full = r < whole;
+        const Micro multiply = full ? multiply_whole : multiply_tail;
+        const float* const left = panels + r * depth;
+        multiply(to + r * block.columns, block.columns, left, full ? height : tail, panel, step, depth, at == 0);
       }
     }
   }

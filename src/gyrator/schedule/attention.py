@@ -1,0 +1,172 @@
+"""Attention as units of a schedule: calls that become kernels of their own.
+
+    call gyrator.region_0("forward", [q, k, v], lists, sides, scale, reads, reads)   →   out = forward of q, k, v
+    call aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)                   →   out = forward of q, k, v
+
+First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Gradients
+also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
+are walked: counts, numbers, the same of whole ones. The user's functions on one score (what becomes of it, whether it
+is kept, its gradient), programs of their own, become expressions over batch, head, row and column."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Ref, Value, rewrite
+from gyrator.ir.index import ONE, ZERO, Axis, dot
+from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
+from gyrator.ir.simplify import Rule
+from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
+from gyrator.ir.volume import iterations
+from gyrator.lowering.typed import op
+from gyrator.schedule.canonical import named, stem_of
+from gyrator.schedule.gpu_tiling import fits
+from gyrator.schedule.kernel import Built
+from gyrator.schedule.plan import full_view
+from gyrator.schedule.products import Templated, Unit
+
+_LIBRARY = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
+_LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
+_FORWARD = ("out", "sums", "maxima")
+_RESULTS = {"forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value")}
+_SCORE = ("score", "grad")
+
+Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
+"""The template for a call and its configurations, the likely best first; none where the call stays."""
+
+
+def attention_units(units: Sequence[Unit], rule: Rule, ways: Ways) -> tuple[Unit, ...]:
+    """The units with calls of attention as kernels.
+
+    A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
+    return tuple(_unit(unit, rule, ways) if isinstance(unit, Extern) else unit for unit in units)
+
+
+def _unit(call: Extern, rule: Rule, ways: Ways) -> Unit:
+    attend = _written(call, rule) if call.functions else _library(call) if call.op == _LIBRARY else None
+    template, configs = ("", ()) if attend is None else ways(attend)
+    if attend is None or not configs:
+        return call
+    return Templated(call, template, configs, attend=replace(attend, template=template))
+
+
+def _written(call: Extern, rule: Rule) -> Attend | None:
+    """What a call of flex_attention means."""
+    args: Sequence[Any] = call.args
+    template, tensors, lists, sides, scale, *reads = args
+    plain = (isinstance(v, View) and v.dtype in (None, v.value.dtype) and ZERO not in v.shape for v in tensors + lists)
+    if not all(plain):
+        return None
+    axes = _axes(tensors)
+    given = zip(call.functions, (*reads, reads[0]), strict=False)
+    functions = tuple(f for f in [_function(p, r, axes, rule) for p, r in given] if f is not None)
+    if len(functions) < len(call.functions):
+        return None
+    return Attend(template, axes, tensors, lists, _shown(call), functions, tuple(sides), scale)
+
+
+def _library(call: Extern) -> Attend | None:
+    """What a call of the library's attention means, whose masks are numbers to add."""
+    named_args: dict[str, Any] = dict(zip(("query", "key", "value", "dropout_p", "is_causal"), call.args, strict=False))
+    named_args |= dict(call.kwargs)
+    tensors, mask = tuple(named_args[name] for name in _OPERANDS[:3]), named_args.get("attn_mask")
+    given = (*tensors, *(() if mask is None else (mask,)))
+    if any(v.dtype not in (None, v.value.dtype) or ZERO in v.shape for v in given) or named_args.get("dropout_p"):
+        return None
+    axes, (width, scale) = _axes(tensors), (tensors[0].shape[3].value, named_args.get("scale"))
+    if width is None:
+        return None
+    score: Expr = Ref("score", torch.float32, frozenset(axes))
+    if mask is not None:
+        steps = [ZERO if n is ONE else step for n, step in zip(mask.shape, mask.strides, strict=True)]
+        at = dot(tuple(axis.index() for axis in axes[-len(steps) :]), tuple(steps)) + mask.offset
+        score = op("add", score, Load(mask.value, (at,)))
+    keep = causal(axes) if named_args.get("is_causal") else Const(True, torch.bool)
+    scale = width**-0.5 if scale is None else float(scale)
+    return Attend("forward", axes, tensors, (), _shown(call), (score, keep), (1, 1), scale, natural=True)
+
+
+def causal(axes: Sequence[Axis]) -> Expr:
+    """Whether a score is kept of which the column is not after the row."""
+    *_, row, column = axes
+    return op("ge", IndexValue(row.index()), IndexValue(column.index()))
+
+
+def _shown(call: Extern) -> tuple[View | None, ...]:
+    return tuple(None if v is None else full_view(v) for v in call.out)
+
+
+def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
+    extents = (*tensors[0].shape[:3], tensors[1].shape[2])
+    return tuple(Axis(name, n) for name, n in zip(("batch", "head", "row", "column"), extents, strict=True))
+
+
+def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule) -> Expr | None:
+    """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
+    count = len(program.inputs) - len(reads)
+    scores = [Ref(name, torch.float32, frozenset(axes)) for name in _SCORE[: count - len(axes)]]
+    given = zip(program.inputs, (*scores, *(IndexValue(a.index()) for a in axes)), strict=False)
+    known: dict[Value | None, tuple[tuple[Axis, ...], Expr]] = {i.value: ((), e) for i, e in given}
+    views = {i.value: v for i, v in zip(program.inputs[count:], reads, strict=True) if isinstance(v, View)}
+
+    def inlined(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.value in views:
+            view = views[e.value]
+            return Load(view.value, (dot(e.index, view.strides) + view.offset,))
+        if isinstance(e, Load) and e.value in known:
+            inner, body = known[e.value]
+            return rewrite(body, rule, dict(zip(inner, e.index, strict=True)))
+        return rule(e)
+
+    for node in program.nodes:
+        if not isinstance(node, Nest) or not isinstance(node.root, Pointwise):
+            return None
+        known[node.out[0]] = node.axes, rewrite(node.root.body, inlined)
+    (out,) = program.outputs
+    body = known[out.value][1] if isinstance(out, View) and out.value in known else None
+    if body is None or any(isinstance(e, Masked) for e in body.walk()):
+        return None
+    return body if {load.value for load in body.loads()} <= {view.value for view in views.values()} else None
+
+
+def build_attention(unit: Templated) -> Built:
+    """The kernel of a call of attention."""
+    attend = unit.attend
+    assert attend is not None
+    memory: dict[Value, Value] = {}
+
+    def param(value: Value, wish: str) -> Value:
+        return memory.setdefault(value, Value(wish, (value.span,), value.dtype, (ONE,), value.device))
+
+    def windows(views: Sequence[Any], wishes: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(v and replace(v, value=param(v.value, wish)) for v, wish in zip(views, wishes, strict=False))
+
+    def renamed(e: Expr) -> Expr | None:
+        return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index) if isinstance(e, Load) else None
+
+    operands, lists = windows(attend.operands, _OPERANDS), windows(attend.lists, _LISTS)
+    functions = tuple(rewrite(f, renamed) for f in attend.functions)
+    read = {*memory.values()}
+    results = windows(attend.results, _RESULTS[attend.template])
+    stage = replace(attend, operands=operands, lists=lists, functions=functions, results=results)
+    on_gpu = operands[0].value.device.type == "cuda"
+    stage = stage if on_gpu else replace(stage, blocks=unit.configs[0].blocks)
+    params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
+    kernel = Kernel(f"attention_{stage.template}", tuple(params), (), (), (stage,), unit.call.origins)
+    tiling = _tiling(stage, unit.configs) if on_gpu else None
+    return Built(replace(named(kernel, str(unit.configs)), tiling=tiling), tuple(params.values()))
+
+
+def _tiling(stage: Attend, every: Sequence[Config]) -> Tiling | None:
+    """The grids of a GPU, one for each text of the template: with roles for warps, and without."""
+    *outer, row, column = stage.axes
+    tiles = (Tile(row, "BLOCK_M"), Tile(column, "BLOCK_N"))[:: -1 if stage.template == "columns" else 1]
+    wide = not all(fits(i) for f in stage.functions for load in f.loads() for i in load.index)
+    texts = [tuple(c for c in every if bool(c.registers) is roles) for roles in (False, True)]
+    tiling: Tiling | None = None
+    for configs in filter(None, texts):
+        tiling = Tiling(tiles, configs, "template", wide, iterations((*outer, row)), tiling)
+    return tiling
