@@ -205,7 +205,7 @@ def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]
     lines = {k.name: k.text.count("\n") + 1 for k in kernels}
 
     def work(run: Sequence[CppKernel]) -> int:
-        return sum(lines[k.name] for k in run) + LINES_OF_PRODUCTS * any("gemm.h" in k.text for k in run)
+        return sum(lines[k.name] for k in run) + LINES_OF_PRODUCTS * any("#include" in k.text for k in run)
 
     worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
     groups: list[list[CppKernel]] = [[] for _ in range(max(1, worth, -(-len(kernels) // KERNELS_PER_RUN)))]

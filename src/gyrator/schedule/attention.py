@@ -74,10 +74,9 @@ def _library(call: Extern) -> Attend | None:
     named_args |= dict(call.kwargs)
     tensors, mask = tuple(named_args[name] for name in _OPERANDS[:3]), named_args.get("attn_mask")
     given = (*tensors, *(() if mask is None else (mask,)))
-    if any(v.dtype not in (None, v.value.dtype) or ZERO in v.shape for v in given) or named_args.get("dropout_p"):
-        return None
     axes, (width, scale) = _axes(tensors), (tensors[0].shape[3].value, named_args.get("scale"))
-    if width is None:
+    strange = any(v.dtype is not None or v.value.dtype != torch.float32 or ZERO in v.shape for v in given)
+    if strange or named_args.get("dropout_p") or width is None:
         return None
     score: Expr = Ref("score", torch.float32, frozenset(axes))
     if mask is not None:
