@@ -333,34 +333,47 @@ class Loops(Expressions):
 
     # -- attention -----------------------------------------------------------------------------------------
     def _attend(self, stage: Attend) -> None:
-        """Tiles of rows, shared among threads; for each a walk over the keys of which it has scores."""
+        """Tiles of rows, shared among threads; for each a walk over the keys of which it has scores. For gradients a
+        thread has all rows with the same keys."""
         blocks, (query, key, value, *_) = dict(stage.blocks), stage.operands
+        backward, group = stage.template == "backward", stage.axes[1].extent // key.shape[1]
         names = ("tiles", "team", "mine", "attention", "tile", "step")
         tiles, team, mine, attention, tile, step = (self.fresh(n) for n in names)
         *extents, keys = (self.index(axis.extent).text for axis in stage.axes)
-        widths = [self.index(view.shape[3]).text for view in (query, value)]
-        self.emit(f"const gy::RowTiles {tiles}({', '.join(extents)}, {blocks['ROWS']});")
+        extents += [str(blocks["ROWS"]), self.index(group).text]
+        self.emit(f"const gy::RowTiles {tiles}({', '.join(extents)});")
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {keys} * {blocks['ROWS']});")
         with self._nested() as region:
             region.head = f"#pragma omp parallel num_threads({team})\n{{"
             region.by_team = True
             kind = ", ".join([type_name(query.value.dtype), *map(str, blocks.values())])
-            arguments = ", ".join([keys, *widths, "true" if value.strides[3] is ONE else "false"])
-            self.emit(f"const gy::Range {mine} = gy::share({tiles}.count);")
-            self.emit(f"gy::Attention<{kind}> {attention}({arguments});")
+            arguments = [keys, *(self.index(view.shape[3]).text for view in (query, value))]
+            arguments += [] if backward else ["true" if value.strides[3] is ONE else "false"]
+            share = f"{tiles}.whole_heads()" if backward else f"gy::share({tiles}.count)"
+            self.emit(f"const gy::Range {mine} = {share};")
+            name = "AttentionGradient" if backward else "Attention"
+            self.emit(f"gy::{name}<{kind}> {attention}({', '.join(arguments)});")
             with self._nested() as block:
                 block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
                 self.emit(f"const gy::RowTile {tile} = {tiles}.at({step});")
                 for axis in stage.axes[:2]:
                     self.bind(axis, Term(f"{tile}.{axis.name}", block.depth, name=True))
                 at = [axis.index() for axis in stage.axes[:2]]
-                of_keys = [at[0], at[1] // (stage.axes[1].extent // key.shape[1])]
-                sides = (("rows", query, at, 2), ("keys", key, of_keys, 2), ("columns", value, of_keys, 3))
-                operands = [self._lying(*side) for side in sides]
-                scale = literal(stage.scale, torch.float32)
-                self.emit(f"{attention}.begin({tile}, {', '.join(operands)}, {scale});")
+                of_keys, scale = [at[0], at[1] // group], literal(stage.scale, torch.float32)
+                rows, of_heads = self._lying("rows", query, at, 2), self._lying("keys", key, of_keys, 2)
+                columns = self._lying("columns", value, of_keys, 2 if backward else 3)
+                if backward:
+                    self.emit(f"if ({tiles}.first_of_keys({step})) {attention}.keys_of({of_heads}, {columns});")
+                    more = [self._lying(view.value.name, view, at, 2) for view in stage.operands[3:5]]
+                    more += [self._first(stage.operands[5], at), self.index(stage.operands[5].strides[2]).text]
+                    self.emit(f"{attention}.begin({tile}, {', '.join([rows, *more, scale])});")
+                else:
+                    self.emit(f"{attention}.begin({tile}, {', '.join([rows, of_heads, columns, scale])});")
                 self._walk(stage, attention, tile)
-                self._finish(stage, attention, at)
+                if backward:
+                    self._finish_gradients(stage, attention, (at, of_keys), f"{tiles}.last_of_keys({step})")
+                else:
+                    self._finish(stage, attention, at)
 
     def _lying(self, wish: str, view: View, at: Sequence[Index], rows: int) -> str:
         """The name of the matrix of a view at these first coordinates, whose rows are dimension ``rows``."""
@@ -401,6 +414,18 @@ class Loops(Expressions):
         return self._function(
             wish, ("scores", torch.float32), (row, column), (ONE, as_index(rows)), gcd(rows, 16), expr
         )
+
+    def _finish_gradients(self, stage: Attend, attention: str, at: tuple[Sequence[Index], ...], last: str) -> None:
+        """Stores the gradients of a tile of rows, and those of its keys and values after their last rows."""
+        of_rows, *of_keys = (
+            ", ".join([self._first(view, place), *(self.index(step).text for step in view.strides[2:])])
+            if view is not None
+            else "nullptr, 0, 0"
+            for view, place in zip(stage.results, (at[0], at[1], at[1]), strict=True)
+        )
+        if stage.results[0] is not None:
+            self.emit(f"{attention}.finish_rows({of_rows});")
+        self.emit(f"if ({last}) {attention}.finish_keys({', '.join(of_keys)});")
 
     def _finish(self, stage: Attend, attention: str, at: Sequence[Index]) -> None:
         """Stores the results of a tile of rows."""

@@ -3,8 +3,8 @@
     call gyrator.region_0("forward", [q, k, v], lists, sides, scale, reads, reads)   →   out = forward of q, k, v
     call aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)                   →   out = forward of q, k, v
 
-First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Gradients
-also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
+First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values), for the
+library's gradient ``backward``. Gradients also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
 are walked: counts, numbers, the same of whole ones. The user's functions on one score (what becomes of it, whether it
 is kept, its gradient), programs of their own, become expressions over batch, head, row and column."""
 
@@ -27,11 +27,21 @@ from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Templated, Unit
 
-_LIBRARY = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_LIBRARY = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": ("forward", "query key value dropout causal"),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": (
+        "backward", "grad query key value result sums dropout causal",
+    ),
+}  # fmt: skip
+"""The template that computes what a call of the library does, and what the call's arguments are."""
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
+_OF_BACKWARD = (*_OPERANDS[:4], "result", "sums")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
 _FORWARD = ("out", "sums", "maxima")
-_RESULTS = {"forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value")}
+_RESULTS = {
+    "forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value"),
+    "backward": ("d_query", "d_key", "d_value"),
+}  # fmt: skip
 _SCORE = ("score", "grad")
 
 Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
@@ -46,7 +56,7 @@ def attention_units(units: Sequence[Unit], rule: Rule, ways: Ways) -> tuple[Unit
 
 
 def _unit(call: Extern, rule: Rule, ways: Ways) -> Unit:
-    attend = _written(call, rule) if call.functions else _library(call) if call.op == _LIBRARY else None
+    attend = _written(call, rule) if call.functions else _library(call) if call.op in _LIBRARY else None
     template, configs = ("", ()) if attend is None else ways(attend)
     if attend is None or not configs:
         return call
@@ -70,22 +80,22 @@ def _written(call: Extern, rule: Rule) -> Attend | None:
 
 def _library(call: Extern) -> Attend | None:
     """What a call of the library's attention means, whose masks are numbers to add."""
-    named_args: dict[str, Any] = dict(zip(("query", "key", "value", "dropout_p", "is_causal"), call.args, strict=False))
-    named_args |= dict(call.kwargs)
-    tensors, mask = tuple(named_args[name] for name in _OPERANDS[:3]), named_args.get("attn_mask")
-    given = (*tensors, *(() if mask is None else (mask,)))
-    axes, (width, scale) = _axes(tensors), (tensors[0].shape[3].value, named_args.get("scale"))
-    strange = any(v.dtype is not None or v.value.dtype != torch.float32 or ZERO in v.shape for v in given)
-    if strange or named_args.get("dropout_p") or width is None:
+    template, names = _LIBRARY[call.op]
+    given: dict[str, Any] = dict(zip(names.split(), call.args, strict=False)) | dict(call.kwargs)
+    tensors, mask = tuple(given[name] for name in _OF_BACKWARD if name in given), given.get("attn_mask")
+    axes, width, scale = _axes(tensors), tensors[0].shape[3].value, given.get("scale")
+    views = (*tensors, *(() if mask is None else (mask,)))
+    strange = any(v.dtype is not None or v.value.dtype != torch.float32 or ZERO in v.shape for v in views)
+    if strange or given.get("dropout") or width is None:
         return None
     score: Expr = Ref("score", torch.float32, frozenset(axes))
     if mask is not None:
         steps = [ZERO if n is ONE else step for n, step in zip(mask.shape, mask.strides, strict=True)]
         at = dot(tuple(axis.index() for axis in axes[-len(steps) :]), tuple(steps)) + mask.offset
         score = op("add", score, Load(mask.value, (at,)))
-    keep = causal(axes) if named_args.get("is_causal") else Const(True, torch.bool)
+    keep = causal(axes) if given.get("causal") else Const(True, torch.bool)
     scale = width**-0.5 if scale is None else float(scale)
-    return Attend("forward", axes, tensors, (), _shown(call), (score, keep), (1, 1), scale, natural=True)
+    return Attend(template, axes, tensors, (), _shown(call), (score, keep), (1, 1), scale, natural=True)
 
 
 def causal(axes: Sequence[Axis]) -> Expr:
@@ -146,7 +156,8 @@ def build_attention(unit: Templated) -> Built:
     def renamed(e: Expr) -> Expr | None:
         return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index) if isinstance(e, Load) else None
 
-    operands, lists = windows(attend.operands, _OPERANDS), windows(attend.lists, _LISTS)
+    names = _OF_BACKWARD if attend.template == "backward" else _OPERANDS
+    operands, lists = windows(attend.operands, names), windows(attend.lists, _LISTS)
     functions = tuple(rewrite(f, renamed) for f in attend.functions)
     read = {*memory.values()}
     results = windows(attend.results, _RESULTS[attend.template])

@@ -1,4 +1,4 @@
-"""Attention on a processor: the numbers of the template `gy::Attention` (attention.h).
+"""Attention on a processor: the numbers of the templates `gy::Attention` and `gy::AttentionGradient`.
 
 Scores lie with ``ROWS`` rows beside each other, in vectors, so that the greatest of a row and its sum need no step
 across lanes, and so that weights are the left operand of their product with values as they lie."""
@@ -25,7 +25,7 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     2.5 times as fast (the last with the causal mask) on an EPYC and a Xeon, and of FEW rows or more."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
-    if attend.template != "forward" or (attend.natural and (rows < FEW or lanes == 1)):
+    if attend.template not in ("forward", "backward") or (attend.natural and (rows < FEW or lanes == 1)):
         return "", ()
     fitting = [v for v in (_VECTORS, 4, 2, 1) if not attend.lists or attend.sides[0] % (v * lanes) == 0]
     v = min(fitting, key=lambda v: -(-rows // (v * lanes)) * _cost(_height(v, _PANEL, registers), v, _PANEL))
@@ -33,8 +33,9 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     heights = {vv: _height(vv, all_rows, registers) for vv in range(4, 0, -1)}
     vv = min(heights, key=lambda vv: -(-across // vv) * _cost(heights[vv], vv, all_rows))
     keys = gcd(_KEYS, attend.sides[1]) if attend.lists else _KEYS
-    numbers = {"ROWS": all_rows, "MK": _height(v, _PANEL, registers), "MR": heights[vv], "VV": vv, "KEYS": keys}
-    return "forward", (Config(tuple(numbers.items()), 1),)
+    numbers = {"ROWS": all_rows, "MK": _height(v, _PANEL, registers), "MR": heights[vv], "VV": vv}
+    numbers |= {"MC": _height(vv, keys, registers)} if attend.template == "backward" else {}
+    return attend.template, (Config((*numbers.items(), ("KEYS", keys)), 1),)
 
 
 def _height(across: int, most: int, registers: int) -> int:

@@ -1,7 +1,7 @@
 // Attention: for tiles of rows a walk over keys, which keeps each row's greatest score, its sum of weights and the
 // weighted sum of values, as in Dao, "FlashAttention-2", 2023.
 //
-//   const gy::RowTiles tiles(batch, heads, rows, 48);
+//   const gy::RowTiles tiles(batch, heads, rows, 48, 1);
 //   gy::Attention<float, 48, 8, 6, 4, 128> attention(keys, width, value_width, true);     // one per thread
 //   const gy::RowTile tile = tiles.at(step);
 //   attention.begin(tile, gy::Lying<float>{query, …}, gy::Lying<float>{key, …}, gy::Lying<float>{value, …}, scale);
@@ -17,22 +17,57 @@
 namespace gy {
 
 struct RowTile { int64_t batch, head, row, row_end; };
-// The rows of all heads, those of a head one after the other, so that its keys and values stay in panels.
+// The rows of all heads, those of a head one after the other, so that its keys and values stay in panels. `group` heads
+// have the same keys.
 struct RowTiles {
-  int64_t heads, rows, side, down, count;
-  RowTiles(int64_t batch, int64_t heads, int64_t rows, int64_t side)
-      : heads(heads), rows(rows), side(side), down((rows + side - 1) / side), count(batch * heads * down) {}
+  int64_t heads, rows, side, group, down, count;
+  RowTiles(int64_t batch, int64_t heads, int64_t rows, int64_t side, int64_t group)
+      : heads(heads), rows(rows), side(side), group(group), down((rows + side - 1) / side),
+        count(batch * heads * down) {}
   GY_FN RowTile at(int64_t step) const {
     const int64_t row = step % down * side, head = step / down;
     return {head / heads, head % heads, row, min_index(row + side, rows)};
   }
+  // This thread's part, in which all tiles with the same keys are together.
+  GY_FN Range whole_heads() const {
+    const auto [begin, end] = share(count / (group * down));
+    return {begin * group * down, end * group * down};
+  }
+  GY_FN bool first_of_keys(int64_t step) const { return step % (group * down) == 0; }
+  GY_FN bool last_of_keys(int64_t step) const { return (step + 1) % (group * down) == 0; }
 };
 constexpr auto unchanged = [](float*, int64_t, int64_t, int64_t, int64_t) {};
 
+// Keys are packed in panels of so many.
+constexpr int key_panel = 16;
+// Rows `begin` to `end` of a matrix of `width` columns, in panels.
+template <class T> static void pack_keys(float* to, Lying<T> from, int64_t begin, int64_t end, int64_t width) {
+  for (int64_t p = begin; p < end; p += key_panel, to += key_panel * width) {
+    const int64_t count = min_index(key_panel, end - p);
+    pack_panel(to, key_panel, from.block(p, count, 0, width), count, width);
+  }
+}
+// to[key * V * L + row] for `count` keys in panels and V vectors of rows, which lie beside each other.
+template <int MK, int V>
+static void multiply_keys(float* to, const float* panels, const float* rows, int64_t count, int64_t width) {
+  constexpr int Rows = V * gemm_lanes;
+  for (int64_t p = 0; p < count; p += MK) {
+    const float* const panel = panels + p / key_panel * key_panel * width + p % key_panel;
+    multiply_panels<MK, V, float>(to + p * Rows, Rows, panel, key_panel, rows, Rows, width, true);
+  }
+}
+// `change` keys that are not after the last row of a tile: `some` where they are after the first, `all` before.
+template <class Step, class Some, class All>
+GY_FN void walk_below(RowTile tile, int64_t keys, int64_t step, const Step& take, const Some& some, const All& all) {
+  const int64_t end = min_index(keys, tile.row_end), whole = min_index(end, tile.row + 1) / step * step;
+  for (int64_t j = 0; j < whole; j += step) take(j, j + step, all);
+  for (int64_t j = whole; j < end; j += step) take(j, min_index(j + step, end), some);
+}
+
 // Tiles of Rows, whole vectors. MK keys by all rows, and MR rows by VV vectors of columns, are what micro-kernels sum;
-// Keys are a step. With `lying` values their columns follow each other in memory.
+// Keys, a multiple of panels, are a step. With `lying` values their columns follow each other in memory.
 template <class T, int Rows, int MK, int MR, int VV, int Keys> struct Attention {
-  static constexpr int L = gemm_lanes, V = Rows / L, Panel = 16;
+  static constexpr int L = gemm_lanes, V = Rows / L;
   static constexpr int64_t kept = int64_t(1) << 20;  // bytes of keys in panels that may stay for all tiles of a head
   using F = Vec<float, L>;
   const int64_t keys, width, wide, padded, slots;
@@ -47,8 +82,8 @@ template <class T, int Rows, int MK, int MR, int VV, int Keys> struct Attention 
       : keys(keys), width(width), wide(wide), padded(round_up(wide, VV * L)),
         slots(keys * width * 4 <= kept ? max_index(1, (keys + Keys - 1) / Keys) : 1),
         copied(!same<T, float> || !lying || padded != wide), query(width * Rows + L),
-        key_panels(slots * round_up(Keys, Panel) * width + L), values(copied ? slots * Keys * padded + L : 1),
-        scores(round_up(Keys, MK) * Rows), total(Rows * padded), tops(Rows), sums(Rows), factors(Rows), found(slots) {}
+        key_panels(slots * Keys * width + L), values(copied ? slots * Keys * padded + L : 1),
+        scores(Keys * Rows), total(Rows * padded), tops(Rows), sums(Rows), factors(Rows), found(slots) {}
 
   // A tile's rows of `q`, times `scale`; `k` and `v` are the keys and values of its head.
   void begin(RowTile at, Lying<T> q, Lying<T> k, Lying<T> v, float scale) {
@@ -70,9 +105,8 @@ template <class T, int Rows, int MK, int MR, int VV, int Keys> struct Attention 
   }
   // Keys that are not after the last row: `some` where they are after the first, `all` before.
   template <class Some, class All> void walk_causal(const Some& some, const All& all) {
-    const int64_t end = min_index(keys, tile.row_end), whole = min_index(end, tile.row + 1) / Keys * Keys;
-    walk(whole, all);
-    for (int64_t j = whole; j < end; j += Keys) step(j, min_index(j + Keys, end), some);
+    const auto take = [this](int64_t j, int64_t j_end, const auto& change) { step(j, j_end, change); };
+    walk_below(tile, keys, Keys, take, some, all);
   }
   // Blocks of `side` keys, a multiple of Keys, whose numbers are `count` elements of a list.
   template <class Change>
@@ -111,21 +145,14 @@ template <class T, int Rows, int MK, int MR, int VV, int Keys> struct Attention 
     const int64_t number = j / Keys, slot = number % slots, end = min_index(keys, j + Keys);
     if (found.at[slot] == number) return slot;
     found.at[slot] = number;
-    float* to = key_panels.at + slot * round_up(Keys, Panel) * width;
-    for (int64_t p = j; p < end; p += Panel, to += Panel * width) {
-      const int64_t count = min_index(Panel, end - p);
-      pack_panel(to, Panel, key.block(p, count, 0, width), count, width);
-    }
+    pack_keys(key_panels.at + slot * Keys * width, key, j, end, width);
     if (copied)
       pack_panel(values.at + slot * Keys * padded, padded, value.block(0, wide, j, end - j), wide, end - j);
     return slot;
   }
   template <class Change> void step(int64_t j, int64_t j_end, const Change& change) {
     const int64_t slot = packed(j), count = j_end - j;
-    const float* const panels = key_panels.at + slot * round_up(Keys, Panel) * width;
-    for (int64_t p = 0; p < count; p += MK)
-      multiply_panels<MK, V, float>(scores.at + p * Rows, Rows, panels + p / Panel * Panel * width + p % Panel, Panel,
-                                    query.at, Rows, width, true);
+    multiply_keys<MK, V>(scores.at, key_panels.at + slot * Keys * width, query.at, count, width);
     change(scores.at, tile.row, tile.row_end, j, j_end);
     weigh(count);
     const float* from = values.at + slot * Keys * padded;
@@ -166,3 +193,5 @@ template <class T, int Rows, int MK, int MR, int VV, int Keys> struct Attention 
 };
 
 }  // namespace gy
+
+#include "attention_gradient.h"

@@ -139,8 +139,8 @@ static void pack_groups(T* to, Lying<T> source, int64_t count, int64_t depth, in
 }
 
 // ---- the micro-kernel -------------------------------------------------------------------------------------
-// total[i, j] (+)= sum over k of a[k * lead + i] * b[k * step + j] for M rows and V registers of columns.
-template <int M, int V, class T>
+// total[i, j] (+)= sum over k of a[k * lead + i * Apart] * b[k * step + j] for M rows and V registers of columns.
+template <int M, int V, class T, int Apart = 1>
 static __attribute__((noinline)) void multiply_panels(float* total, int64_t stride, const float* a, int64_t lead,
                                                       const T* b, int64_t step, int64_t depth, bool fresh) {
   constexpr int L = gemm_lanes;
@@ -153,7 +153,7 @@ static __attribute__((noinline)) void multiply_panels(float* total, int64_t stri
     F right[V];
     _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) right[j] = cast<float>(load<L>(b + j * L));
     _Pragma("GCC unroll 64") for (int i = 0; i < M; ++i) {
-      const F left = broadcast<L>(a[i]);
+      const F left = broadcast<L>(a[i * Apart]);
       _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
     }
   }
