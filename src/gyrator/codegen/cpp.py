@@ -285,39 +285,47 @@ class Loops(Expressions):
         along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
         count = blocks["BLOCK_N"] if is_right and not along_k else count
         operand, steps = self.fresh("right" if is_right else "left"), (as_index(depth), ONE)
+        to = Value("to", (outer.extent, inner.extent), view.value.dtype, steps if along_k else (ONE, as_index(count)))
         lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
-        steps = steps if along_k else (ONE, as_index(count))
-        function = self._function("fill", ("to", view.value.dtype), (outer, inner), steps, lanes, expr)
+        function = self._function("fill", to, (outer, inner), lanes, expr)
         kind = f"{element}, {'true' if along_k else 'false'}, {count}, {depth}, decltype({function})"
         self.emit(f"const gy::Computed<{kind}> {operand}({function});")
         return operand
 
-    def _function(
-        self,
-        wish: str,
-        to: tuple[str, torch.dtype],
-        axes: tuple[Axis, Axis],
-        steps: tuple[Index, Index],
-        lanes: int,
-        expr: Expr,
-    ) -> str:
+    def _function(self, wish: str, to: Value, axes: tuple[Axis, Axis], lanes: int, expr: Expr, most: int = 0) -> str:
         """The name of a function ``(to, i, i_end, j, j_end)`` that puts ``expr`` for these ranges of two axes into a
-        block, which has one of them in vectors, where it lies together. A local in ``expr`` is what the block holds."""
+        block like ``to``, with vectors along the one that lies together there. A local in ``expr`` is what the block holds.
+        With ``most`` elements of a block, numbers that lie together along the other axis are turned first."""
         function = self.fresh(wish)
         with self._nested() as block:
-            name, *ends = (self.fresh(n) for n in (to[0], "i", "i_end", "j", "j_end"))
+            name, *ends = (self.fresh(n) for n in (to.name, "i", "i_end", "j", "j_end"))
             self._ends = {axes[0]: (ends[0], ends[1]), axes[1]: (ends[2], ends[3])}
             arguments = ", ".join(f"int64_t {end}" for end in ends)
-            block.head = f"const auto {function} = [=]({type_name(to[1])}* {name}, {arguments}) {{"
+            block.head = f"const auto {function} = [=]({type_name(to.dtype)}* {name}, {arguments}) {{"
             block.tail = "};"
             first = [Size(end) for end in (ends[0], ends[2])]
             for size in first:
                 self.bind(size, Term(size.name, block.depth, name=True))
-            value = Value(name, (axes[0].extent, axes[1].extent), to[1], steps)
-            self.pointers[value] = Term(name, block.depth, name=True)
+            to = replace(to, name=name)
+            self.pointers[to] = Term(name, block.depth, name=True)
             at = (axes[0].index() - first[0].index(), axes[1].index() - first[1].index())
-            body = Store(value, at, rewrite(expr, lambda e: Load(value, at) if isinstance(e, Ref) else None))
-            fast, slow = axes if steps[0] is ONE else axes[::-1]
+            fast, slow = axes if to.strides[0] is ONE else axes[::-1]
+            start: dict[Atom, Index] = {axis: size.index() for axis, size in zip(axes, first, strict=True)}
+
+            def held(e: Expr) -> Expr | None:
+                if most and isinstance(e, Load) and (apart := _apart(e, fast, slow)) is not None:
+                    turned = replace(to, name=self.fresh("turned"))
+                    self.emit(f"const gy::Scratch<float> {turned.name}_memory({most});")
+                    self.emit(f"float* const {turned.name} = {turned.name}_memory.at;")
+                    self.pointers[turned] = Term(turned.name, block.depth, name=True)
+                    place = plus(self.pointers[e.value].text, self.index(substitute(e.index[0], start)))
+                    lying = f"gy::Lying<{type_name(e.dtype)}>{{{place}, {self.index(apart).text}, 1}}"
+                    counts = f"{ends[1]} - {ends[0]}, {ends[3]} - {ends[2]}"
+                    self.emit(f"gy::pack_panel({turned.name}, {to.strides[1]}, {lying}, {counts});")
+                    return Load(turned, at)
+                return Load(to, at) if isinstance(e, Ref) else None
+
+            body = Store(to, at, rewrite(expr, held))
             self._loop(Loop(slow, LoopKind.SERIAL, (Loop(fast, LoopKind.LANES, (body,), lanes=lanes),)))
             self._ends.clear()
         return function
@@ -410,10 +418,9 @@ class Loops(Expressions):
     def _change(self, stage: Attend, wish: str, expr: Expr) -> str:
         """What puts ``expr`` in the place of scores: a function on those of some rows and keys, in vectors of rows."""
         *_, row, column = stage.axes
-        rows = dict(stage.blocks)["ROWS"]
-        return self._function(
-            wish, ("scores", torch.float32), (row, column), (ONE, as_index(rows)), gcd(rows, 16), expr
-        )
+        rows, keys = (dict(stage.blocks)[name] for name in ("ROWS", "KEYS"))
+        scores = Value("scores", (row.extent, column.extent), torch.float32, (ONE, as_index(rows)))
+        return self._function(wish, scores, (row, column), gcd(rows, 16), expr, (rows + 1) * keys)
 
     def _finish_gradients(self, stage: Attend, attention: str, at: tuple[Sequence[Index], ...], last: str) -> None:
         """Stores the gradients of a tile of rows, and those of its keys and values after their last rows."""
@@ -587,6 +594,14 @@ class Loops(Expressions):
         at = replace(at, pointer=target)
         old = self.access("load", at, "", vector=vector)
         self._write(at, f"gy::combined<gy::by_{op}>({old}, {text})")
+
+
+def _apart(load: Load, fast: Axis, slow: Axis) -> Index | None:
+    """How far numbers are apart along the ``fast`` of two axes that lie together along the ``slow`` one."""
+    (flat,) = load.index
+    apart = flat.coefficient(fast)
+    numbers = load.mask is None and load.dtype.is_floating_point and load.dtype.itemsize <= 4
+    return apart if numbers and apart not in (ZERO, ONE) and flat.coefficient(slow) is ONE else None
 
 
 def _is_small(loop: Loop) -> bool:
