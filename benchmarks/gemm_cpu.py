@@ -46,7 +46,7 @@ extern "C" __attribute__((visibility("default"))) void peak(int64_t rounds) {
   const auto left = (const gy::bf16*)a, right = (const gy::bf16*)b;
   for (int64_t i = 0; i < rounds; ++i) gy::multiply_groups<14, 2>(total, 32, left, right, 384, total, false);
 #else
-  for (int64_t i = 0; i < rounds; ++i) gy::multiply_panels<14, 2, float>(total, 32, a, b, 32, 192, false);
+  for (int64_t i = 0; i < rounds; ++i) gy::multiply_panels<14, 2, float>(total, 32, a, 14, b, 32, 192, false);
 #endif
 }
 """

@@ -1,0 +1,186 @@
+"""Attention on a processor by templates: values and gradients within twice eager's own error, and no library call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+import gyrator
+from tests.acceptance import assert_matches, check
+
+LIBRARY = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+Mod = Callable[..., Tensor]
+Shape = tuple[int, int, int, int]
+
+
+def tensors(query: Shape, key: Shape, *, value_width: int = 0, seed: int = 0) -> list[Tensor]:
+    """A query, and keys and values of as many positions, which lie as projections leave them: heads inside."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(b: int, h: int, m: int, e: int) -> Tensor:
+        return torch.randn((b, m, h, e), generator=generator).transpose(1, 2)
+
+    return [made(*query), made(*key), made(*key[:3], value_width or key[3])]
+
+
+def called() -> set[str]:
+    """The library's attention among what was called."""
+    return {name for name in gyrator.counters().externs() if "attention" in name}
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, scale=0.7)
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The last keys of each sequence are left out, and all of them for row 3."""
+    ends = torch.tensor([k.shape[2] - 5, k.shape[2] // 2])[: q.shape[0], None, None, None]
+    keep = torch.arange(k.shape[2]) < ends
+    keep = keep & (torch.arange(q.shape[2]) != 3)[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=distance.to(q.dtype).cos().expand(q.shape[1], -1, -1)[None]
+    )
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k[:, ::2], v[:, ::2], enable_gqa=True, is_causal=True)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("fn", [plain, causal, scaled, padded, biased, grouped])
+def test_a_template_computes_the_librarys_attention(fn: Callable[..., Tensor], backward: bool) -> None:
+    for query, key in (((2, 4, 133, 32), (2, 4, 261, 32)), ((1, 2, 300, 40), (1, 2, 140, 40)), ((2, 2, 9, 8),) * 2):
+        gyrator.reset()
+        given = [x.requires_grad_(backward) for x in tensors(query, key)]
+        check(fn, given, backend="gyrator", backward=backward, dynamic=False)
+        assert not called()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "scalar"])
+def test_each_instruction_set_has_the_same_answer(isa: str) -> None:
+    for width in (16, 24, 64, 80):
+        gyrator.reset()
+        given = [x.requires_grad_() for x in tensors((2, 2, 70, width), (2, 2, 70, width))]
+        check(causal, given, backend="gyrator", backward=True, options={"cpu_isa": isa})
+        assert bool(called()) == (isa == "scalar")  # without vectors the library is faster
+
+
+def test_sizes_may_change() -> None:
+    def of_heads(x: Tensor) -> Tensor:
+        heads = x.view(x.shape[0], x.shape[1], 2, 32).transpose(1, 2)
+        return causal(heads, heads, heads)
+
+    gyrator.reset()
+    run = torch.compile(of_heads, backend="gyrator", dynamic=True)
+    for rows in (64, 131, 250):
+        x = torch.randn(rows % 3 + 1, rows, 64, generator=torch.Generator().manual_seed(rows))
+        assert_matches(run(x), of_heads(x), of_heads(x.double()))
+    assert not called()
+
+
+def test_values_may_be_wider_and_lie_anyhow() -> None:
+    gyrator.reset()
+    q, k, v = tensors((2, 2, 70, 24), (2, 2, 90, 24))
+    apart = torch.randn(2, 2, 90, 48)[..., ::2]
+    check(plain, [q, k, apart], backend="gyrator")
+    check(plain, [q.mT.contiguous().mT, k[:, :1].expand(-1, 2, -1, -1), v.flip(3)], backend="gyrator")
+
+
+def test_the_library_has_few_rows_doubles_and_what_the_user_leaves_to_it() -> None:
+    few, many = tensors((2, 2, 1, 32), (2, 2, 70, 32)), tensors((2, 2, 70, 32), (2, 2, 70, 32))
+    for given, options in (
+        (few, {}), ([x.double() for x in many], {}), (many, {"gemm_backends": ["aten"]}), (many, {"numerics": "eager"}),
+    ):  # fmt: skip
+        gyrator.reset()
+        torch.compile(plain, backend="gyrator", options=options)(*given)
+        assert called() == {LIBRARY}
+
+
+def test_not_numbers_and_infinities_stay_what_they_are_in_eager() -> None:
+    gyrator.reset()
+    q, k, v = tensors((1, 2, 40, 16), (1, 2, 50, 16))
+    q[0, 0, 3], v[0, 1, 7] = torch.nan, torch.inf
+    got, wanted = torch.compile(plain, backend="gyrator")(q, k, v), plain(q, k, v)
+    torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+# -- flex_attention ------------------------------------------------------------------------------------------
+def below(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def late(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The first 150 rows attend to nothing."""
+    return (i >= j) & (i - j < 70) & (i >= 150)
+
+
+def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score + (j - i) * torch.exp2(-(h + 1.0))
+
+
+def softcap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return 5 * torch.tanh(score / 5)
+
+
+def flexible(score: Mod | None, mask: BlockMask | None) -> Callable[..., Any]:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flex_attention(q, k, v, score, mask, enable_gqa=q.shape[1] != k.shape[1], return_lse=True)
+
+    return run
+
+
+def assert_flexible(fn: Callable[..., Any], given: list[Tensor], **options: Any) -> None:
+    gyrator.reset()
+    results = torch.compile(fn, backend="gyrator", **options)(*given)
+    for ours, theirs, true in zip(results, fn(*given), fn(*(x.double() for x in given)), strict=True):
+        assert_matches(ours, theirs, true)
+    externs = gyrator.counters().externs()
+    assert not {name for name in externs if "mm" in name or "region" in name}, externs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("keep", [None, below, late], ids=["all", "causal", "late"])
+@pytest.mark.parametrize("score", [None, alibi, softcap], ids=["plain", "alibi", "softcap"])
+def test_flex_attention_keeps_no_matrix_of_scores(dtype: torch.dtype, keep: Mod | None, score: Mod | None) -> None:
+    m, n = (300, 300) if keep is not None else (131, 300)
+    mask = None if keep is None else create_block_mask(keep, None, None, m, n, device="cpu")
+    given = [x.to(dtype) for x in tensors((2, 4, m, 64), (2, 2, n, 64), value_width=48)]
+    assert_flexible(flexible(score, mask), given, dynamic=False)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "scalar"])
+def test_flex_attention_with_other_instructions_and_small_blocks(isa: str) -> None:
+    mask = create_block_mask(below, None, None, 70, 70, device="cpu", BLOCK_SIZE=16)
+    assert_flexible(flexible(alibi, mask), tensors((1, 2, 70, 24), (1, 2, 70, 24)), options={"cpu_isa": isa})
+
+
+def test_what_functions_read_may_be_tables_of_any_layout() -> None:
+    number, bias = torch.arange(200) // 77, torch.randn(4, 200, 200)
+
+    def tabled(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[h, i, j] + bias[0, j, i]
+
+    mask = create_block_mask(lambda b, h, i, j: number[i] == number[j], None, None, 200, 200, device="cpu")
+    given = tensors((2, 4, 200, 16), (2, 4, 200, 16))
+    gyrator.reset()
+    fn = flexible(tabled, mask)
+    torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*given))
