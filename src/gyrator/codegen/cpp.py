@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import gcd, inf, log
+from math import gcd, inf
 
 import torch
 
@@ -348,46 +348,38 @@ class Loops(Expressions):
         names = ("tiles", "team", "mine", "attention", "tile", "step")
         tiles, team, mine, attention, tile, step = (self.fresh(n) for n in names)
         *extents, keys = (self.index(axis.extent).text for axis in stage.axes)
-        extents += [str(blocks["ROWS"]), self.index(group).text]
-        self.emit(f"const gy::RowTiles {tiles}({', '.join(extents)});")
+        sizes = ", ".join([*extents, str(blocks["ROWS"]), self.index(group).text])
+        widths = ", ".join([keys, *(self.index(view.shape[3]).text for view in (query, value))])
+        self.emit(f"const gy::RowTiles {tiles}({sizes});")
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {keys} * {blocks['ROWS']});")
         with self._nested() as region:
             region.head = f"#pragma omp parallel num_threads({team})\n{{"
             region.by_team = True
             kind = ", ".join([type_name(query.value.dtype), *map(str, blocks.values())])
-            arguments = [keys, *(self.index(view.shape[3]).text for view in (query, value))]
-            arguments += [] if backward else ["true" if value.strides[3] is ONE else "false"]
-            share = f"{tiles}.whole_heads()" if backward else f"gy::share({tiles}.count)"
-            self.emit(f"const gy::Range {mine} = {share};")
-            name = "AttentionGradient" if backward else "Attention"
-            self.emit(f"gy::{name}<{kind}> {attention}({', '.join(arguments)});")
+            self.emit(f"const gy::Range {mine} = {tiles}.share_{'keys' if backward else 'tiles'}();")
+            self.emit(f"gy::Attention{'Gradient' * backward}<{kind}> {attention}({widths});")
             with self._nested() as block:
                 block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
                 self.emit(f"const gy::RowTile {tile} = {tiles}.at({step});")
                 for axis in stage.axes[:2]:
                     self.bind(axis, Term(f"{tile}.{axis.name}", block.depth, name=True))
                 at = [axis.index() for axis in stage.axes[:2]]
-                of_keys, scale = [at[0], at[1] // group], literal(stage.scale, torch.float32)
-                rows, of_heads = self._lying("rows", query, at, 2), self._lying("keys", key, of_keys, 2)
-                columns = self._lying("columns", value, of_keys, 2 if backward else 3)
-                if backward:
-                    self.emit(f"if ({tiles}.first_of_keys({step})) {attention}.keys_of({of_heads}, {columns});")
-                    more = [self._lying(view.value.name, view, at, 2) for view in stage.operands[3:5]]
-                    more += [self._first(stage.operands[5], at), self.index(stage.operands[5].strides[2]).text]
-                    self.emit(f"{attention}.begin({tile}, {', '.join([rows, *more, scale])});")
-                else:
-                    self.emit(f"{attention}.begin({tile}, {', '.join([rows, of_heads, columns, scale])});")
+                of_keys = [at[0], at[1] // group]
+                given = [self._rows("Lying", v, of_keys if v in (key, value) else at) for v in stage.operands]
+                self.emit(f"{attention}.begin({', '.join([tile, literal(stage.scale, torch.float32), *given])});")
                 self._walk(stage, attention, tile)
-                if backward:
-                    self._finish_gradients(stage, attention, (at, of_keys), f"{tiles}.last_of_keys({step})")
-                else:
-                    self._finish(stage, attention, at)
+                places = [at, of_keys, of_keys] if backward else [at] * 3
+                results = [self._rows("Rows", v, p) for v, p in zip(stage.results, places, strict=False)]
+                results = results if backward else ["true" if stage.natural else "false", *results]
+                self.emit(f"{attention}.finish({', '.join(results)});")
 
-    def _lying(self, wish: str, view: View, at: Sequence[Index], rows: int) -> str:
-        """The name of the matrix of a view at these first coordinates, whose rows are dimension ``rows``."""
-        name, steps = self.fresh(wish), [self.index(view.strides[dim]).text for dim in (rows, 5 - rows)]
-        text = ", ".join([self._first(view, at), *steps])
-        self.emit(f"const gy::Lying<{type_name(view.value.dtype)}> {name}{{{text}}};")
+    def _rows(self, kind: str, view: View | None, at: Sequence[Index]) -> str:
+        """The name of the rows of a view at its first coordinates; of a view without columns, its elements."""
+        if view is None:
+            return "{}"
+        name, steps = self.fresh(f"{view.value.name}_rows"), [*view.strides[2:], ZERO][:2]
+        text = ", ".join([self._first(view, at), *(self.index(step).text for step in steps)])
+        self.emit(f"const gy::{kind}<{type_name(view.value.dtype)}> {name}{{{text}}};")
         return name
 
     def _first(self, view: View, at: Sequence[Index]) -> str:
@@ -404,8 +396,7 @@ class Loops(Expressions):
         kept = Op("where", (keep, score, Const(-inf, torch.float32)), torch.float32)
         some = whole if every else self._change(stage, "kept", kept)
         if not stage.lists:
-            keys = self.index(stage.axes[3].extent).text
-            self.emit(f"{attention}.walk_causal({some}, {whole});" if below else f"{attention}.walk({keys}, {some});")
+            self.emit(f"{attention}.walk_causal({some}, {whole});" if below else f"{attention}.walk({some});")
             return
         first = Size("first")
         self.bind(first, Term(f"{tile}.row", self.block.depth, name=True))
@@ -421,29 +412,6 @@ class Loops(Expressions):
         rows, keys = (dict(stage.blocks)[name] for name in ("ROWS", "KEYS"))
         scores = Value("scores", (row.extent, column.extent), torch.float32, (ONE, as_index(rows)))
         return self._function(wish, scores, (row, column), gcd(rows, 16), expr, (rows + 1) * keys)
-
-    def _finish_gradients(self, stage: Attend, attention: str, at: tuple[Sequence[Index], ...], last: str) -> None:
-        """Stores the gradients of a tile of rows, and those of its keys and values after their last rows."""
-        of_rows, *of_keys = (
-            ", ".join([self._first(view, place), *(self.index(step).text for step in view.strides[2:])])
-            if view is not None
-            else "nullptr, 0, 0"
-            for view, place in zip(stage.results, (at[0], at[1], at[1]), strict=True)
-        )
-        if stage.results[0] is not None:
-            self.emit(f"{attention}.finish_rows({of_rows});")
-        self.emit(f"if ({last}) {attention}.finish_keys({', '.join(of_keys)});")
-
-    def _finish(self, stage: Attend, attention: str, at: Sequence[Index]) -> None:
-        """Stores the results of a tile of rows."""
-        methods = ("finish", "logarithms", "greatest")
-        for method, view in zip(methods, stage.results, strict=False):
-            if view is not None:
-                steps = [self.index(step).text for step in view.strides[2:]]
-                unit = literal(1.0 if stage.natural else 1 / log(2), torch.float32)
-                none = literal(0.0 if stage.natural else -inf, torch.float32)  # as the library, or the operator, has it
-                more = {"finish": [], "logarithms": [unit, none], "greatest": [unit]}[method]
-                self.emit(f"{attention}.{method}({', '.join([self._first(view, at), *steps, *more])});")
 
     # -- parallel loops ------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:
