@@ -127,14 +127,6 @@ def _gains_in_float32(image: Tensor, filters: Tensor, groups: object) -> bool:
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
-def _must_not_follow(node: Node) -> bool:
-    """A convolution for which a library may use tensor cores in another layout though it does not in eager's."""
-    if node.target not in _IMAGES:
-        return False
-    image = values_of(node.args[0])
-    return bool(image.dtype == torch.float32 and image.device.type == "cuda")
-
-
 class _Rewriter:
     """One walk over the graph. Mutable, and private to one call of :func:`prefer_layouts`."""
 
@@ -154,9 +146,11 @@ class _Rewriter:
                 self._lay(node, _IMAGES[node.target], torch.channels_last, _is_contiguous)
             elif node in self._rows:
                 self._lay(node, range(len(node.args)), torch.contiguous_format, _lies_across)
-            if (not gains and _must_not_follow(node)) or not self._follow(node):
+            if not self._follow(node, gains):
                 node.args = args  # else its result would have other strides than its metadata
-                self._restore(node)
+                for argument in node.all_input_nodes:
+                    if isinstance(before := self._original.get(argument), Tensor):
+                        node.replace_input_with(argument, self._restored(node, argument, before))
 
     def _lay(
         self, node: Node, positions: Iterable[int], layout: torch.memory_format, gains: Callable[[Tensor], bool]
@@ -166,10 +160,14 @@ class _Rewriter:
             if isinstance(given, Node) and isinstance(value := given.meta["val"], Tensor) and gains(value):
                 node.update_arg(position, self._copy(node, given, layout))
 
-    def _follow(self, node: Node) -> bool:
+    def _follow(self, node: Node, gains: bool) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
         if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
             return False
+        if not gains and node.target in _IMAGES:
+            image = values_of(node.args[0])
+            if image.dtype == torch.float32 and image.device.type == "cuda":
+                return False  # a library may use tensor cores in another layout though it does not in eager's
         before = node.meta["val"]
         try:
             with self._build.fake_mode, torch.no_grad():
@@ -183,12 +181,6 @@ class _Rewriter:
         self._original[node] = before
         node.meta["val"] = self._build.metadata(after)
         return True
-
-    def _restore(self, node: Node) -> None:
-        for argument in node.all_input_nodes:
-            before = self._original.get(argument)
-            if isinstance(before, Tensor):
-                node.replace_input_with(argument, self._restored(node, argument, before))
 
     def _restored(self, user: Node, node: Node, before: Tensor) -> Node:
         if _is_contiguous(before):

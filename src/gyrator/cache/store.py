@@ -66,7 +66,11 @@ class Store:
         self._spare = spare
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(folder)
+            status = folder.stat()
+            if status.st_uid != os.getuid():
+                raise PermissionError(f"{folder} belongs to another user")
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise PermissionError(f"others may write into {folder}")
 
     def find(self, key: str, warn: Callable[[str], object], *, again: bool = False) -> Entry | None:
         """The entry of a key, or None. One that is damaged, also when read ``again``, is removed, with a warning."""
@@ -199,11 +203,3 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _check_owner(folder: Path) -> None:
-    status = folder.stat()
-    if status.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may write into {folder}")

@@ -100,7 +100,6 @@ class _Wrapper:
         self.plan = plan
         self.kernels = kernels
         self.free_strides = _free_strides(plan, shown)
-        self.lasting = _lasting(plan, results)
         self.align = align
         self.gpu = gpu_of(plan)
         read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
@@ -112,6 +111,9 @@ class _Wrapper:
         self.lines: list[str] = []
         self.waiting = list(plan.derived)
         self.owners = plan.owners()
+        # the values that were first in the memory of what the caller may keep
+        kept = output_values([output for position, output in enumerate(plan.outputs) if position in results])
+        self.lasting = frozenset(self.owners[value] for value in kept if value in self.owners)
         self.launched = Counter(self.memory(v) for s in plan.steps if isinstance(s, Launch) for v in s.args)
         self.viewed = Counter(map(self.window, _inner_views(plan)))
         self.constants = frozenset(c.value for c in plan.constants)
@@ -496,13 +498,6 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Copy(into, source):
                 others.update((into.value, source.value))
     return frozenset(found - others)
-
-
-def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
-    """The values that were first in memory which those outputs lie in."""
-    first = plan.owners()
-    outputs = [output for position, output in enumerate(plan.outputs) if position in results]
-    return frozenset(first[value] for value in output_values(outputs) if value in first)
 
 
 # -- scripts on inputs that are made up ---------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""The program under construction: the one mutable object of a lowering, passed to every lowering explicitly."""
+"""What lowerings are made of: tables of them, by operator overload, and the program under construction, the one mutable
+object, passed to every lowering explicitly."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, const, contiguous_strides, dot
@@ -15,6 +18,22 @@ from gyrator.ir.symbols import Symbols
 from gyrator.lowering.refs import TWO, Coords, TensorRef, axes_of, coords_of, reals, view_coords, whole
 from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
 from gyrator.origin import Origin
+
+Lowering = Callable[..., Any]
+"""``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an extern call."""
+
+Family = Mapping[OpOverload, Lowering]
+
+
+def rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
+    """``lowering`` for every overload that the ATen operators of these names have."""
+    packets = [getattr(torch.ops.aten, name) for name in names.split()]
+    return {getattr(p, o): lowering for p in packets for o in overloads.split() if o in p.overloads()}
+
+
+def named_rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
+    """The same with the operator's own name as the first argument."""
+    return {op: row for n in names.split() for op, row in rows(partial(lowering, n), n, overloads).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +74,7 @@ class Builder:
         self.regions: dict[str, fx.GraphModule] = {}
         self._names: set[str] = set()
         self._copies: dict[tuple[TensorRef, tuple[Index, ...]], Value] = {}
-        self._storage_offsets: dict[Value, Index] = {}
+        self.storage_offsets: dict[Value, Index] = {}  # how many elements into its storage a value begins, if not at 0
         self._draws = draws
         self._drawn = count()
         self._seeds: dict[torch.device, Value] = {}
@@ -88,7 +107,7 @@ class Builder:
             return self.given(meta.reals(), name, 2 * storage_offset)
         value = Value(self._unique(name), meta.shape, meta.dtype, meta.strides, meta.device)
         if storage_offset is not ZERO:
-            self._storage_offsets[value] = storage_offset
+            self.storage_offsets[value] = storage_offset
         return value
 
     def _unique(self, stem: str) -> str:
@@ -98,10 +117,6 @@ class Builder:
             number += 1
         self._names.add(name)
         return name
-
-    def storage_offset(self, value: Value) -> Index:
-        """How many elements into its storage ``value`` begins."""
-        return self._storage_offsets.get(value, ZERO)
 
     # -- nodes ----------------------------------------------------------------------------------------------
     def add(self, node: Node) -> None:

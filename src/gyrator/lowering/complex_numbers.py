@@ -15,8 +15,7 @@ from gyrator.autograd.builder import flatten, mapped
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, Lowering, named_rows, rows
+from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
 from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op
 from gyrator.lowering.views import dimension

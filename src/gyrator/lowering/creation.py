@@ -12,8 +12,7 @@ import torch
 from gyrator.autograd import ops
 from gyrator.ir.expr import Expr, IndexValue, Random
 from gyrator.ir.index import Index, IndexLike, as_index, linear
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, named_rows, rows
+from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, element, number, op
 

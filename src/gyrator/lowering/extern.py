@@ -22,8 +22,7 @@ from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
 from gyrator.ir.program import Arg, Extern, Item, Program, View
-from gyrator.lowering.builder import Builder, Meta, same_strides
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.builder import Builder, Family, Meta, rows, same_strides
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.typed import number
 from gyrator.lowering.typed import op as operation

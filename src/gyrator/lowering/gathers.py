@@ -12,8 +12,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, element, like, number, op, promoting_like
 from gyrator.lowering.views import dimension

@@ -19,10 +19,9 @@ from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
-from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.builder import Builder, Family, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
-from gyrator.lowering.family import Family
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.typed import COMPUTED, number, op
 from gyrator.origin import origin_of

@@ -8,8 +8,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
 from gyrator.lowering.views import dimension, expanded, reshape

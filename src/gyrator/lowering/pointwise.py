@@ -9,8 +9,7 @@ import torch
 
 from gyrator.autograd import ops
 from gyrator.ir.expr import Expr, Scalar
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, Lowering, named_rows, rows
+from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, promoting_like
 

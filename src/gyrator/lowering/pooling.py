@@ -15,8 +15,7 @@ from torch._ops import OpOverload
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, Lowering, rows
+from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import reduction, summed
 from gyrator.lowering.refs import Coords, TensorRef, view_coords

@@ -17,8 +17,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect, as_index
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import summed
 from gyrator.lowering.refs import Coords, TensorRef

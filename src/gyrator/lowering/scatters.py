@@ -16,8 +16,7 @@ from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
 from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering import views
-from gyrator.lowering.builder import Builder, Meta, same_strides, strided
-from gyrator.lowering.family import Family, Lowering, rows
+from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows, same_strides, strided
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, element, like, op

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, clamp, div_mod, dot, is_nonnegative, linear, product
-from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Coords, TensorRef, view_coords
 
 prims = torch.ops.prims
@@ -155,7 +154,7 @@ def _as_strided(
     if x.dtype != value.dtype:
         return NotImplemented
     begin = value.position(x.at((ZERO,) * x.rank))
-    start = begin if offset is None else as_index(offset) - b.storage_offset(value)
+    start = begin if offset is None else as_index(offset) - b.storage_offsets.get(value, ZERO)
     order = nested_order(value.shape, value.strides)
     last = value.position(tuple([extent - 1 for extent in value.shape]))
     if order is None or last + 1 is not product(value.shape):  # it has gaps
