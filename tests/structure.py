@@ -34,7 +34,7 @@ CEILINGS = {
     "cache": 1_200,
     "autograd": 5_300,
     "lowering": 5_800,
-    "schedule": 6_500,
+    "schedule": 6_700,
     "codegen": 4_900,
     "templates": 3_500,
     "autotune": 2_000,

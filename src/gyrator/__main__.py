@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
-from gyrator.cli.bisect import run_bisect
 from gyrator.cli.doctor import run_doctor
 from gyrator.config import Config
 from gyrator.errors import GyratorError, ToolchainMissing
@@ -50,14 +48,10 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(run_module("benchmarks.run", context.args))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bisect(
-    context: typer.Context,
-    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program that uses gyrator.")],
-    out: Annotated[Path, typer.Option(help="Folder for the repro.")] = Path("gyrator_repro"),
-) -> None:
-    """Find the pass that makes a script's program fail, and a few operators that show it."""
-    raise typer.Exit(run_bisect(script, context.args, out, Console()))
+@app.command(context_settings=_PASSED_ON)
+def bisect(context: typer.Context) -> None:
+    """Find the pass that makes a script's program fail, and a few operators that show it (`bisect --help`)."""
+    raise typer.Exit(run_module("tools.bisect", context.args))
 
 
 @cache.command()

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gyrator import backend as backends
 from gyrator.autograd import aot
-from gyrator.cli.bisect import Failure, check, failing_program, smaller, write_repro
 from gyrator.codegen.cpp import CppKernel
 from gyrator.config import Config
 from gyrator.ir.expr import Expr, Op, rewrite
@@ -29,6 +28,7 @@ from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, defines
 from gyrator.ir.tree import Kernel
 from gyrator.runtime import targets
 from gyrator.schedule import stage
+from tools.bisect import Failure, check, failing_program, smaller, write_repro
 
 MOST_OPERATORS = 5
 MOST_SECONDS = 120.0

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gyrator.cli.bisect import check
 from gyrator.config import Config
+from tools.bisect import check
 
 
 def layers(x: Tensor, w: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""flex_attention: the operators that define it; on a GPU an operator that a template computes, two for its backward.
+"""flex_attention: the operators that define it; an operator that a template computes, on a GPU two for its backward.
 
     flex_attention(q, k, v, score_mod, (..., mask_mod), scale, ...)   →
         s = score_mod(q @ kᵀ * scale, b, h, i, j);  s = -inf where not mask_mod(b, h, i, j)
@@ -131,7 +131,7 @@ fused_attention = FusedAttention()
 
 def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """flex_attention's results as traced: by the operator of this file where a template computes that. It does not for
-    float64, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples of 16, and where a
+    float64, gradients on a CPU, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples of 16, and where a
     tensor that score_mod reads has a gradient. Scale, widths and numbers of heads are plain numbers from here on."""
     query, key, value = autocast(*args[:3])
     mask, tracks = args[4], torch.is_grad_enabled()

@@ -1,1 +1,1 @@
-"""Long commands of `python -m gyrator`: doctor, bisect."""
+"""Long commands of `python -m gyrator`: doctor."""

@@ -294,7 +294,7 @@ class Loops(Expressions):
 
     def _function(self, wish: str, to: Value, axes: tuple[Axis, Axis], lanes: int, expr: Expr, most: int = 0) -> str:
         """The name of a function ``(to, i, i_end, j, j_end)`` that puts ``expr`` for these ranges of two axes into a
-        block like ``to``, with vectors along the one that lies together there. A local in ``expr`` is what the block holds.
+        block like ``to``, with vectors along the one that lies together there. A local in ``expr`` is what it holds.
         With ``most`` elements of a block, numbers that lie together along the other axis are turned first."""
         function = self.fresh(wish)
         with self._nested() as block:

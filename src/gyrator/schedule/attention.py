@@ -4,9 +4,10 @@
     call aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)                   →   out = forward of q, k, v
 
 First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values), for the
-library's gradient ``backward``. Gradients also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
-are walked: counts, numbers, the same of whole ones. The user's functions on one score (what becomes of it, whether it
-is kept, its gradient), programs of their own, become expressions over batch, head, row and column."""
+library's gradient ``backward``. Gradients also take that of the result, the sums, and what to subtract. ``lists`` say
+which blocks of ``sides`` rows and columns are walked: counts, numbers, the same of whole ones. The user's functions on
+one score (what becomes of it, whether it is kept, its gradient), programs of their own, become expressions over batch,
+head, row and column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

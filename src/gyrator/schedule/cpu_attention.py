@@ -5,8 +5,6 @@ across lanes, and so that weights are the left operand of their product with val
 
 from math import gcd
 
-import torch
-
 from gyrator.ir.tree import Attend, Config
 from gyrator.ir.volume import volume
 from gyrator.schedule.cpu_gemm import REGISTERS, Cpu
@@ -21,8 +19,8 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     """The template for a call and its numbers.
 
     ROWS by MK keys are summed at once, then MR rows by VV vectors of columns; KEYS are a step. With lists rows and
-    steps divide the blocks of those. Only ``forward``; the library's calls only of float32, where it is 1.05 to
-    2.5 times as fast (the last with the causal mask) on an EPYC and a Xeon, and of FEW rows or more."""
+    steps divide the blocks of those; MC keys by VV vectors are summed at once for gradients. Only ``forward`` and
+    ``backward``; of the library's calls (in float32) those of FEW rows or more, where there are vectors."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
     if attend.template not in ("forward", "backward") or (attend.natural and (rows < FEW or lanes == 1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,12 +103,12 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     assert not os.path.lexists(cache / "kernels")
 
 
-def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_a_script_that_is_bisected_imports_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "beside_the_script.py").write_text("NAME = 'neighbour'")
     (tmp_path / "script.py").write_text("from beside_the_script import NAME\nprint(f'{NAME} found')")
-    done = RUN.invoke(app, ["bisect", str(tmp_path / "script.py")], catch_exceptions=False)
-    assert done.exit_code == 0 and "neighbour found" in done.stdout
+    command = [sys.executable, "-m", "gyrator", "bisect", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "neighbour found" in done.stdout
 
 
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.console import Console
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -316,7 +317,7 @@ def write_repro(case: Case, folder: Path) -> Path:
     """Write the case as `repro.py` with its inputs beside it: it ends with status 1 while it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(list(case.inputs), folder / "repro.pt")
-    runner = f"{__name__}.reproduce"
+    runner = "tools.bisect.reproduce"
     dims = [varying(node) for node in case.graph.graph.find_nodes(op="placeholder")]
     text = graph_program("repro", case.graph, case.inputs, given="repro.pt", runner=runner, more=f", varying={dims}")
     (folder / "repro.py").write_text(text, "utf-8")
@@ -332,3 +333,20 @@ def reproduce(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], vary
     failure = check(gm, inputs(), Config.from_options())
     print("it does not fail" if failure is None else f"{failure.kind} in {failure.stage}\n{failure.text}")
     sys.exit(0 if failure is None else 1)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def main(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program that uses gyrator.")],
+    out: Annotated[Path, typer.Option(help="Folder for the repro.")] = Path("gyrator_repro"),
+) -> None:
+    """Find the pass that makes a script's program fail, and a few operators that show it."""
+    raise typer.Exit(run_bisect(script, context.args, out, Console()))
+
+
+if __name__ == "__main__":
+    app()
