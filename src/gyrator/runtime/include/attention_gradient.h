@@ -87,7 +87,7 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
     for (int r = 0; r < TileRows; r += L) {
       const F log_of = load<L>(sums.at + r), delta = load<L>(deltas.at + r);
       for (int64_t at = r; at < count * TileRows; at += TileRows) {
-        const F weight = exp(sub(load<L>(weights.at + at), log_of));
+        const F weight = weight_of(sub(load<L>(weights.at + at), log_of));
         store(weights.at + at, weight);
         store(slopes.at + at, mul(weight, sub(load<L>(slopes.at + at), delta)));
       }
