@@ -186,3 +186,12 @@ def test_what_functions_read_may_be_tables_of_any_layout() -> None:
     gyrator.reset()
     fn = flexible(tabled, mask)
     torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*given))
+
+
+def test_lists_of_long_integers_are_for_the_operators_that_define_it() -> None:
+    made = create_block_mask(below, None, None, 80, 80, device="cpu", BLOCK_SIZE=16)
+    lists = [x.long() for x in (made.kv_num_blocks, made.kv_indices)]
+    mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16, mask_mod=below)
+    given = tensors((1, 2, 80, 24), (1, 2, 80, 24))
+    fn = flexible(None, mask)
+    torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*given))

@@ -5,6 +5,8 @@ across lanes, and so that weights are the left operand of their product with val
 
 from math import gcd
 
+import torch
+
 from gyrator.ir.tree import Attend, Config
 from gyrator.ir.volume import volume
 from gyrator.schedule.cpu_gemm import REGISTERS, Cpu
@@ -23,7 +25,8 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     ``backward``; of the library's calls (in float32) those of FEW rows or more, where there are vectors."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
-    if attend.template not in ("forward", "backward") or (attend.natural and (rows < FEW or lanes == 1)):
+    wide_lists = any(view.value.dtype != torch.int32 for view in attend.lists)
+    if attend.template not in ("forward", "backward") or wide_lists or (attend.natural and (rows < FEW or lanes == 1)):
         return "", ()
     fitting = [v for v in (_VECTORS, 4, 2, 1) if not attend.lists or attend.sides[0] % (v * lanes) == 0]
     v = min(fitting, key=lambda v: -(-rows // (v * lanes)) * _cost(_height(v, _PANEL, registers), v, _PANEL))
