@@ -91,7 +91,7 @@ def _passes_on_gpu(gpu: Gpu, session: Session) -> tuple[Pass[Program], ...]:
 def _ways(attend: Attend, config: Config, gpu: Gpu | None, cpu: Cpu | None) -> tuple[str, tuple[Blocks, ...]]:
     """How to compute a call of attention: on a CPU the library's own only if templates may replace that."""
     if attend.operands[0].value.device.type == "cuda":
-        return ("", ()) if gpu is None else gpu_ways(attend, gpu, tune=config.max_autotune)
+        return ("", ()) if gpu is None or attend.natural else gpu_ways(attend, gpu, tune=config.max_autotune)
     ours = not attend.natural or (CPP in config.gemm_backends and config.numerics != "eager")
     return cpu_ways(attend, cpu) if cpu is not None and ours else ("", ())
 
