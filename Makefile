@@ -44,13 +44,13 @@ test: $(STAMPS)-test  ## all tests that this machine can run
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMPS)-dev  ## style and types
-	$(PY) -m ruff format --check src tests benchmarks
-	$(PY) -m ruff check src tests benchmarks
+	$(PY) -m ruff format --check src tests benchmarks tools
+	$(PY) -m ruff check src tests benchmarks tools
 	$(PY) -m mypy
 
 format: $(STAMPS)-dev  ## rewrite to the project's style
-	$(PY) -m ruff format src tests benchmarks
-	$(PY) -m ruff check --fix src tests benchmarks
+	$(PY) -m ruff format src tests benchmarks tools
+	$(PY) -m ruff check --fix src tests benchmarks tools
 
 docs: $(STAMPS)-base  ## regenerate docs/config.md, docs/measured.md and the README's table
 	$(PY) -m tests.config_page > docs/config.md

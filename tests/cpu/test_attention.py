@@ -13,9 +13,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 import gyrator
 from tests.acceptance import assert_matches, check
+from tests.scores import Mod, alibi, late, softcap
+from tests.scores import causal as below
 
 LIBRARY = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-Mod = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
 
 
@@ -126,23 +127,6 @@ def test_not_numbers_and_infinities_stay_what_they_are_in_eager() -> None:
 
 
 # -- flex_attention ------------------------------------------------------------------------------------------
-def below(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= j
-
-
-def late(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The first 150 rows attend to nothing."""
-    return (i >= j) & (i - j < 70) & (i >= 150)
-
-
-def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score + (j - i) * torch.exp2(-(h + 1.0))
-
-
-def softcap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return 5 * torch.tanh(score / 5)
-
-
 def flexible(score: Mod | None, mask: BlockMask | None) -> Callable[..., Any]:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return flex_attention(q, k, v, score, mask, enable_gqa=q.shape[1] != k.shape[1], return_lse=True)

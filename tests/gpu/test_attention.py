@@ -12,26 +12,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from gyrator.schedule import gpu_attention
 from tests.acceptance import assert_matches
+from tests.scores import Mod, alibi, causal, late, softcap
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-Mod = Callable[..., Tensor]
-
-
-def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= j
-
-
-def late(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The first 150 rows attend to nothing."""
-    return (i >= j) & (i - j < 70) & (i >= 150)
-
-
-def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score + (j - i) * torch.exp2(-(h + 1.0))
-
-
-def softcap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return 5 * torch.tanh(score / 5)
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype, *, transposed: bool = False) -> Tensor:

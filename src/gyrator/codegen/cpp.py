@@ -26,19 +26,7 @@ from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, Load, Op, Ref, Value, rewrite
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    Index,
-    Size,
-    as_index,
-    dot,
-    is_nonnegative,
-    product,
-    substitute,
-)  # fmt: skip
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
