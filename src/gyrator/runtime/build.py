@@ -31,8 +31,8 @@ LAUNCHER = "launcher"
 KERNELS_PER_RUN = 12
 """The most kernels that one compiler run builds, so that one run does not take long on its own."""
 
-LINES_WORTH_A_RUN, LINES_OF_PRODUCTS = 40, 100
-"""What a run's start, headers and linking cost (80 ms), and code that products share (200 ms), in lines of kernels."""
+LINES_WORTH_A_RUN, LINES_OF_A_HEADER = 40, 100
+"""What a run's start and linking cost (80 ms), and of a header's code, which kernels share (200 ms), in lines."""
 
 REPORT_SECONDS = 1.0
 """Longest silence of a build; the progress display decides what of it is shown."""
@@ -205,7 +205,8 @@ def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]
     lines = {k.name: k.text.count("\n") + 1 for k in kernels}
 
     def work(run: Sequence[CppKernel]) -> int:
-        return sum(lines[k.name] for k in run) + LINES_OF_PRODUCTS * any("#include" in k.text for k in run)
+        headers = {line for k in run for line in k.text.splitlines() if line.startswith("#include")}
+        return sum(lines[k.name] for k in run) + LINES_OF_A_HEADER * len(headers)
 
     worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
     groups: list[list[CppKernel]] = [[] for _ in range(max(1, worth, -(-len(kernels) // KERNELS_PER_RUN)))]

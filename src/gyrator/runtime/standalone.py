@@ -1,12 +1,12 @@
 """What a wrapper uses when it is run as a script."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 import gyrator.autograd.ops  # noqa: F401  # registers gyrator's own operators
 from gyrator.autograd.interface import BoxedCallable
@@ -14,8 +14,8 @@ from gyrator.runtime.load import Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import bandwidth_line
 
-SECONDS = 1.0
-"""How long a script measures."""
+SECONDS, BLOCK = 1.0, 0.01
+"""How long a script measures, and about how long the calls of one measurement take."""
 
 MOST_RANDOM = 1_000_003
 """Random numbers of a tensor; they are repeated in larger ones, as making 100 million takes a second and more."""
@@ -52,8 +52,21 @@ def main(file: str, bind: Callable[[Runtime], BoxedCallable], inputs: Callable[[
 
 def _times(call: BoxedCallable, inputs: list[Any]) -> list[float]:
     """Seconds of a call, each the mean of a few."""
-    timer = Timer("call([*inputs])", globals={"call": call, "inputs": inputs}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=SECONDS).times
+
+    def mean(calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call([*inputs])
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / calls
+
+    mean(3)
+    calls = round(BLOCK / mean(3)) or 1
+    times, end = [mean(calls)], time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        times.append(mean(calls))
+    return times
 
 
 def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> None:
