@@ -52,6 +52,7 @@ template <class T, bool AlongK, int Count, int Depth, class Fill> struct Compute
 };
 
 // ---- panels -----------------------------------------------------------------------------------------------
+// Memory is asked for what the next panel has at the same place: lines far apart are not foreseen by the processor.
 #if defined(GY_SIMD)
 // to[k * width + i] = element k of the row of `from` that begins i * step bytes from it. Compiled once for all widths.
 template <class To, class From>
@@ -66,6 +67,7 @@ static __attribute__((noinline)) void turn_panel(To* to, int64_t width, const Fr
         turned[r] = native<float, L>{};
         if (r >= rows) continue;
         const auto at = reinterpret_cast<const From*>(reinterpret_cast<const char*>(from) + (i + r) * step) + k;
+        __builtin_prefetch(reinterpret_cast<const char*>(at) + width * step);
         const auto v = left >= L ? load<L>(at) : load<L>(at, first_lanes<L>(left), From{});
         turned[r] = cast<float>(v).p[0];
       }
@@ -93,6 +95,7 @@ static __attribute__((noinline)) void pack_panel(To* to, int64_t width, Lying<Fr
     for (int64_t k = 0; k < depth; ++k)
       for (int64_t i = 0; i < width; i += L) {
         const From* at = from + k * sk + i;
+        __builtin_prefetch(reinterpret_cast<const char*>(at) + 128);
         const auto row = i + L <= count ? load<L>(at) : load<L>(at, first_lanes<L>(count - i), From{});
         store(to + k * width + i, cast<To>(row));
       }
