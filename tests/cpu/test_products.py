@@ -203,6 +203,18 @@ def test_rows_meet_the_matrix_of_their_group(case: str, isa: str, options: dict[
     assert "runtime.operator" not in wrappers(options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", experts.ENDS)
+def test_experts_that_transformers_calls_in_a_loop(
+    case: str, dtype: torch.dtype, options: dict[str, Any], backend: str
+) -> None:
+    """Rows behind the last group are 0 to what follows."""
+    _, w, ends = experts.transposed(*experts.operands(experts.ENDS[case]))
+    x, shares = torch.randn(int(ends[-1]) + 9, w.shape[1], dtype=dtype), torch.randn(int(ends[-1]) + 9, dtype=dtype)
+    check(experts.looped, (x, w.to(dtype), ends, shares), backend=backend, options=options)
+    assert "runtime.operator" not in wrappers(options)
+
+
 def test_gradients_of_the_matrices_of_groups_keep_the_library(options: dict[str, Any], backend: str) -> None:
     x, w, ends = experts.operands(experts.ENDS["some are empty"])
     check(experts.of_matrices, (x, torch.randn(28, w.shape[2]).bfloat16(), ends), backend=backend, options=options)

@@ -31,6 +31,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 from gyrator.schedule.attention import causal
+from gyrator.schedule.products import ZEROED
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
@@ -227,7 +228,8 @@ class Loops(Expressions):
             self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
         else:
             first = plus(self.pointers[ends.value].text, self.index(ends.offset))
-            lie = ", ".join([*(self.index(n).text for n in (*ends.strides, *ends.shape)), extents[0]])
+            zeroed = str(contract.left.value.dtype in ZEROED).lower()
+            lie = ", ".join([*(self.index(n).text for n in (*ends.strides, *ends.shape)), extents[0], zeroed])
             self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
             groups = (Axis("group", ends.shape[0]),)
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")

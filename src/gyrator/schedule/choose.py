@@ -70,7 +70,8 @@ def _without_trial(
             ways = Templated(call, "tiled", configs or short_configs(product, gpu), prologue=found)
         elif cpu is not None:
             few = grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)
-            configs, found = (few_rows(product, cpu), found) if few else (faster_configs(product, cpu), ())
+            configs = few_rows(product, cpu) if few else ()
+            configs, found = (configs, found) if configs else (faster_configs(product, cpu), ())
             ways, packed = frozen(Templated(call, PANELS, configs, prologue=found), product.right, program, cpu)
             packings |= {p.value: p for p in packed}
         else:

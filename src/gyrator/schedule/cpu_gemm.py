@@ -114,7 +114,7 @@ def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     rows or columns. None where it may be less exact than that, and for convolutions."""
     *_, m, n = product.shape
     few = (m.value or LANES) < FEW or (n.value or 0) < FEW
-    if cpu.favoured or few or product.out.dtype != torch.float32 or product.ends is not None or product.scales:
+    if cpu.favoured or few or product.out.dtype != torch.float32 or product.scales:
         return ()
     exact = float32_matmul_precision() == "highest" and cpu.isa != "scalar" and product.window is None
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if exact else ()

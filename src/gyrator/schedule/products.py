@@ -173,12 +173,16 @@ Ask = Callable[[Question], tuple[Alternative, ...]]
 
 
 # -- what calls mean ---------------------------------------------------------------------------------------
-_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm", "_grouped_mm"})
+_BY_HAND = "transformers.grouped_mm_fallback"
+_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm", "_grouped_mm", _BY_HAND})
+ZEROED = (torch.float32, torch.float16)
+"""Types of which a CPU's template leaves zeros behind the last group of rows; elsewhere, as ATen's, anything."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def product_of(call: Extern) -> Product | None:
-    """What a call of mm, addmm, bmm, baddbmm, _int_mm, _grouped_mm or, on a GPU, convolution and _scaled_mm computes.
+    """What a call of mm, addmm, bmm, baddbmm, _int_mm, _grouped_mm or, on a GPU, convolution and _scaled_mm, on a CPU
+    transformers' loop over experts, computes.
 
     Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
     that only a run tells, and a call for other ops."""
@@ -190,8 +194,9 @@ def product_of(call: Extern) -> Product | None:
     if op in ("convolution", "_scaled_mm"):
         on_gpu = out.device.type == "cuda"
         return None if not on_gpu else _convolution(call, out) if op == "convolution" else _scaled(call, out)
-    if op == "_grouped_mm":
-        return _grouped(call, out)
+    if op in ("_grouped_mm", _BY_HAND):
+        zeroed = out.device.type == "cpu" and out.dtype in ZEROED
+        return _grouped(call, out) if zeroed or op != _BY_HAND else None
     *first, left, right = (arg if isinstance(arg, View) else None for arg in call.args)
     scales = {"alpha": 1, "beta": 1, **dict(call.kwargs)}
     alpha, beta = scales["alpha"], scales["beta"]
@@ -269,7 +274,9 @@ def _grouped(call: Extern, out: Value) -> Product | None:
     left, right = (arg for arg in call.args[:2] if isinstance(arg, View))
     more = _named(call, 2, "offs bias out_dtype")
     ends = more.get("offs")
-    if not isinstance(ends, View) or more.get("bias") is not None or ends.shape[0].value is None:
+    if not isinstance(ends, View) or ends.value.dtype != torch.int32:
+        return None
+    if more.get("bias") is not None or ends.shape[0].value is None:
         return None
     (*several, m, k), (*matrices, inner, n) = left.shape, right.shape
     known = matrices == [*ends.shape] or (not matrices and out.device.type == "cuda")

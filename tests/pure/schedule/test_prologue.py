@@ -18,6 +18,7 @@ from gyrator.schedule.plan import Allocate, Call, Launch
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
+from tests import experts
 from tests.pure.lowering.harness import lowered
 from tests.pure.schedule.test_choose import CUDA, Asked, half, scheduled
 from tests.triton.harness import on_gpu
@@ -186,6 +187,16 @@ def test_where_libraries_favour_other_processors_products_are_by_the_template_wi
     assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args, gemm_backends=["aten"])) == apart
     doubles = tuple(x.double() for x in args)
     assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *doubles)) == apart
+
+
+@pytest.mark.parametrize("groups", [2, 16])
+def test_experts_in_float32_are_by_the_template_there_too(groups: int) -> None:
+    operands = torch.randn(128, 32), torch.randn(groups, 32, 48)
+    args = *operands, torch.full((groups,), 128, dtype=torch.int32), torch.randn(128)
+    assert kinds(on_processor(experts.looped, *args)) == [Templated]
+    assert Extern in kinds(on_processor(experts.looped, *args, cpu=Cpu("avx512", 1)))
+    long = operands[0], operands[1], args[2].long(), args[3]
+    assert Extern in kinds(on_processor(experts.looped, *long))
 
 
 def test_the_library_may_round_operands_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ template <class T> struct SumsOf {
   GY_FN const T* row(int64_t row) const { return at + row * stride; }
 };
 using Sums = SumsOf<float>;
-struct Tile { int64_t batch, row, row_end, column, column_end; };
+struct Tile { int64_t batch, row, row_end, column, column_end; bool zero = false; };
 // The columns of a tile for some of k, computed at once where that reads memory in its order.
 template <class Right> GY_FN decltype(auto) all_columns(const Right& right, Tile tile, int64_t k, int64_t depth) {
   if constexpr (Right::along_k) return (right);
@@ -199,16 +199,19 @@ struct Tiles {
   }
 };
 
-// Where groups of rows end, one behind the other; what lies outside of `all` rows belongs to none.
+// Where groups of rows end, one behind the other; what lies outside of `all` rows belongs to none. What lies behind the
+// last group is one more, without a matrix, if it is `zeroed`.
 struct Ends {
   const int32_t* at;
-  int64_t step, count, all;
+  int64_t step, groups, all;
+  bool zeroed;
+  GY_FN int64_t count() const { return groups + zeroed; }
   GY_FN int64_t begin(int64_t g) const { return g > 0 ? end(g - 1) : 0; }
-  GY_FN int64_t end(int64_t g) const { return -min_index(0, -min_index(at[g * step], all)); }
+  GY_FN int64_t end(int64_t g) const { return g < groups ? -min_index(0, -min_index(at[g * step], all)) : all; }
   GY_FN int64_t rows(int64_t g) const { return -min_index(0, begin(g) - end(g)); }
   GY_FN int64_t most() const {
     int64_t most = 0;
-    for (int64_t g = 0; g < count; ++g) most = rows(g) > most ? rows(g) : most;
+    for (int64_t g = 0; g < count(); ++g) most = rows(g) > most ? rows(g) : most;
     return most;
   }
 };
@@ -217,7 +220,7 @@ struct TilesOfGroups : Tiles {
   Ends ends;
   TilesOfGroups(Ends ends, int64_t n, Blocks block) : Tiles(1, ends.most(), n, block), ends(ends) {
     count = 0;
-    for (int64_t g = 0; g < ends.count; ++g) count += (ends.rows(g) + block.rows - 1) / block.rows * across;
+    for (int64_t g = 0; g < ends.count(); ++g) count += (ends.rows(g) + block.rows - 1) / block.rows * across;
   }
   GY_FN Tile at(int64_t step) const {
     int64_t g = 0, high = 0;
@@ -227,7 +230,8 @@ struct TilesOfGroups : Tiles {
       step -= high * across;
     }
     const int64_t row = ends.begin(g) + step % high * block.rows, column = step / high * block.columns;
-    return {g, row, min_index(row + block.rows, ends.end(g)), column, min_index(column + block.columns, n)};
+    const int64_t row_end = min_index(row + block.rows, ends.end(g));
+    return {g, row, row_end, column, min_index(column + block.columns, n), g == ends.groups};
   }
 };
 
@@ -252,7 +256,7 @@ template <class T> struct PanelProduct {
         right_panels(packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
 
   template <class Left, class Right> Sums sum(Tile tile, const Left& left, const Right& right) {
-    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, k = tile.zero ? 0 : this->k;
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
     const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
