@@ -58,7 +58,8 @@ def _without_trial(
     once, as they have few rows, compute it. With them what constants they read in panels."""
     packings: dict[Value, Packing] = {}
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
-    made = producers(units, shown_values(program), on_gpu=gpu is not None)
+    shown = shown_values(program)
+    made = producers(units, shown, on_gpu=gpu is not None)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
         if product is None:
@@ -71,7 +72,8 @@ def _without_trial(
         elif cpu is not None:
             few = grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)
             configs = few_rows(product, cpu) if few else ()
-            configs, found = (configs, found) if configs else (faster_configs(product, cpu), ())
+            kept = product.ends is not None and product.out in shown  # not in the pool's memory: see OUT_VARIANTS
+            configs, found = (configs, found) if configs or kept else (faster_configs(product, cpu), ())
             ways, packed = frozen(Templated(call, PANELS, configs, prologue=found), product.right, program, cpu)
             packings |= {p.value: p for p in packed}
         else:
