@@ -197,6 +197,8 @@ def test_experts_in_float32_are_by_the_template_there_too(groups: int) -> None:
     assert Extern in kinds(on_processor(experts.looped, *args, cpu=Cpu("avx512", 1)))
     long = operands[0], operands[1], args[2].long(), args[3]
     assert Extern in kinds(on_processor(experts.looped, *long))
+    shown = torch.ops.transformers.grouped_mm_fallback  # what backward needs does not come from the pool
+    assert kinds(on_processor(lambda *a: shown(*a), *args[:3])) == [Extern]
 
 
 def test_the_library_may_round_operands_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
