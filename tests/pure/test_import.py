@@ -45,6 +45,15 @@ def test_import_is_light_and_does_not_bring_torchs_compiler() -> None:
     assert out == "True []\n"
 
 
+def test_what_a_first_call_loads_does_not_bring_what_builds_extensions() -> None:
+    """torch.utils.benchmark would: setuptools, 50 ms."""
+    out = python(
+        "import torch, torch._dynamo, sys\nhad = {*sys.modules}\nimport gyrator.backend, gyrator.runtime.standalone\n"
+        "print([m for m in ('torch.utils.cpp_extension', 'setuptools') if m in sys.modules and m not in had])"
+    )
+    assert out == "[]\n"
+
+
 @pytest.mark.parametrize("earlier", ["", "import torch._dynamo.backends.registry as r; r.list_backends()"])
 def test_torch_finds_the_backend_by_name_from_a_source_tree(earlier: str) -> None:
     """Whether or not torch had looked up its backends before gyrator was imported."""

@@ -61,8 +61,8 @@ def _times(call: BoxedCallable, inputs: list[Any]) -> list[float]:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / calls
 
-    mean(3)
-    calls = round(BLOCK / mean(3)) or 1
+    mean(1)
+    calls = round(BLOCK / mean(1)) or 1
     times, end = [mean(calls)], time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         times.append(mean(calls))

@@ -175,9 +175,12 @@ def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value
 POOLED_BYTES = 1 << 20
 """A CPU's values of at least so many bytes come from the pool; torch's allocator keeps the memory of smaller ones."""
 
+EXPERTS_IN_A_LOOP = "transformers.grouped_mm_fallback"
+"""The operator by which transformers calls experts where torch's own does not."""
+
 OUT_VARIANTS: Mapping[str, str] = {
     f"aten.{op}.default": f"aten.{op}.out" for op in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm")
-} | {"transformers.grouped_mm_fallback.default": "gyrator.grouped_mm.out"}
+} | {f"{EXPERTS_IN_A_LOOP}.default": "gyrator.grouped_mm.out"}
 """Ops with one result whose variant writes into given memory of any strides without a temporary of that size.
 
 ``aten.convolution.out`` is not among them: it computes into memory of its own and copies. The last is for results that

@@ -12,7 +12,7 @@ from gyrator.ir.tree import Attend, Config
 from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
 from gyrator.schedule.group import Group
-from gyrator.schedule.plan import full_view
+from gyrator.schedule.plan import EXPERTS_IN_A_LOOP, full_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,7 @@ Ask = Callable[[Question], tuple[Alternative, ...]]
 
 
 # -- what calls mean ---------------------------------------------------------------------------------------
-_BY_HAND = "transformers.grouped_mm_fallback"
-_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm", "_grouped_mm", _BY_HAND})
+_OPS = frozenset("mm addmm bmm baddbmm _int_mm convolution _scaled_mm _grouped_mm".split()) | {EXPERTS_IN_A_LOOP}
 ZEROED = (torch.float32, torch.float16)
 """Types of which a CPU's template leaves zeros behind the last group of rows; elsewhere, as ATen's, anything."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -194,9 +193,9 @@ def product_of(call: Extern) -> Product | None:
     if op in ("convolution", "_scaled_mm"):
         on_gpu = out.device.type == "cuda"
         return None if not on_gpu else _convolution(call, out) if op == "convolution" else _scaled(call, out)
-    if op in ("_grouped_mm", _BY_HAND):
+    if op in ("_grouped_mm", EXPERTS_IN_A_LOOP):
         zeroed = out.device.type == "cpu" and out.dtype in ZEROED
-        return _grouped(call, out) if zeroed or op != _BY_HAND else None
+        return _grouped(call, out) if zeroed or op == "_grouped_mm" else None
     *first, left, right = (arg if isinstance(arg, View) else None for arg in call.args)
     scales = {"alpha": 1, "beta": 1, **dict(call.kwargs)}
     alpha, beta = scales["alpha"], scales["beta"]

@@ -192,6 +192,16 @@ def test_products_are_built_together_as_they_share_code() -> None:
     assert [sum(k in products for k in group) for group in sorted(groups, key=len)] == [3, 0]
 
 
+def test_kernels_of_two_headers_are_built_side_by_side() -> None:
+    """Products and attention share no code: one run of both would take as long as two one after the other."""
+    headers = {
+        h: [replace(kernel(f"{h}{i}"), text=f'#include "{h}.h"\n') for i in (1, 2)] for h in ("gemm", "attention")
+    }
+    groups = in_runs([*headers["gemm"], *headers["attention"], *(kernel(f"k{i}", lines=20) for i in range(8))], 2)
+    assert all(sum(k in group for k in same) in (0, 2) for same in headers.values() for group in groups)
+    assert all(any(k in group for same in headers.values() for k in same) for group in groups)
+
+
 OPENMP = """extern "C" int32_t team(int64_t a, int32_t threads) {
   int count = 0;
 #pragma omp parallel num_threads(threads)
