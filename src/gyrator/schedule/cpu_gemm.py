@@ -26,8 +26,8 @@ CPP, PANELS = "cpp", "panels"
 """The family's name, and the template's."""
 DEPTH = 256
 """Elements of k whose panels stay in the cache: a panel of 32 columns fills the first cache."""
-TILE_ROWS, TILE_COLUMNS = 256, 512
-"""Most rows and columns of a tile: its sums and panels fill half of the second cache."""
+TILE_ROWS, TILE_COLUMNS = 128, 512
+"""Most rows and columns of a tile: its sums and panels of its rows fill half of the second cache."""
 FEW = 4
 """Rows or columns of which products are the library's: it sums along k, where both operands may lie together."""
 AMX_ROWS, AMX_DEPTH = 32, 512
@@ -87,11 +87,11 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
         v = AMX_ROWS // lanes if tiles else _width(height, across, registers)
         tail = (m % height or height) if m is not None else max(1, height // 2)
         unit = lcm(v * lanes, LANES)  # whole panels, and whole vectors of the epilogue
-        columns = min(_block(n or TILE_COLUMNS, TILE_COLUMNS, unit), _share(n or TILE_COLUMNS, rows, cpu.threads))
+        columns = _share(n or TILE_COLUMNS, rows, cpu.threads)
         blocks = {
             "MR": height, "V": v, "NR": v * lanes, "TAIL": tail,
             "BLOCK_M": _block(rows, TILE_ROWS, height),
-            "BLOCK_N": max(unit, columns // unit * unit),
+            "BLOCK_N": _block(n or TILE_COLUMNS, columns, unit),
             "BLOCK_K": _block(k or depth, depth, cpu.unit(dtype) if tiles else LANES),
         }  # fmt: skip
         yield PANELS, Config(tuple(blocks.items()), 1)
@@ -210,6 +210,8 @@ def _block(extent: int, most: int, unit: int) -> int:
 
 
 def _share(columns: int, rows: int, threads: int) -> int:
-    """Columns of a tile that leave each thread two tiles or more."""
-    tiles = -(-2 * threads // -(-rows // TILE_ROWS))
-    return max(64, -(-columns // tiles)) if threads > 1 else columns
+    """Most columns of a tile, so that each thread has as many columns of tiles, or else two tiles or more."""
+    across = -(-columns // (TILE_COLUMNS * threads)) * threads
+    if columns < 64 * across:
+        across = -(-2 * threads // -(-rows // TILE_ROWS))
+    return max(64, -(-columns // across)) if threads > 1 else TILE_COLUMNS

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gyrator.config import Config
 from gyrator.ir.program import Extern
+from gyrator.schedule.cpu_gemm import Cpu, cpu_configs
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import short_configs
 from gyrator.schedule.group import Group
@@ -120,6 +121,26 @@ def test_products_that_cost_less_than_a_call(m: int, k: int, n: int, found: list
     assert of is not None
     blocks = [dict(config.blocks) for config in short_configs(of, Gpu())]
     assert [(b["BLOCK_M"], b["BLOCK_N"], b["BLOCK_K"]) for b in blocks] == found
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "threads", "found"),
+    [
+        (512, 768, 1, (140, 384)),
+        (512, 3072, 2, (140, 512)),
+        (512, 768, 2, (140, 384)),  # each thread all rows of one half of the columns
+        (512, 256, 2, (140, 128)),
+        (512, 1100, 2, (140, 288)),  # four, as three are not shared evenly
+        (512, 768, 16, (140, 96)),  # parts of 48 columns are too narrow: each thread two tiles
+        (16, 40, 2, (16, 48)),
+    ],
+)
+def test_threads_get_tiles_of_as_many_columns(m: int, n: int, threads: int, found: tuple[int, int]) -> None:
+    of = product(torch.mm, torch.empty(m, 64), torch.empty(64, n))
+    assert of is not None
+    _, config = next(cpu_configs(of, Cpu("avx512", threads)))
+    blocks = dict(config.blocks)
+    assert (blocks["BLOCK_M"], blocks["BLOCK_N"]) == found
 
 
 def test_the_best_template_takes_what_follows_as_its_epilogue() -> None:
