@@ -37,13 +37,16 @@ class Life:
         return value not in self.forever and self.last.get(value, -1) <= position
 
 
-def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool, gpu: Gpu | None) -> Plan:
+def plan_memory(
+    program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool, gpu: Gpu | None, overlays: bool = False
+) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
     A result takes the memory of a value that dies in the same step where the step reads it element by element; the
     new contents of an input are written into the input itself under the same condition, else copied at the end.
-    Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on "cuda" run on."""
-    planner = _Planner(program, units, rule, in_place, gpu)
+    Without ``in_place`` every result has memory of its own, and with ``overlays`` what is there beside the largest one:
+    what it would lie upon may then lie in that one. ``gpu`` is what nests on "cuda" run on."""
+    planner = _Planner(program, units, rule, in_place, gpu, overlays)
     steps = tuple(planner.steps())
     kernels = tuple(planner.kernels.values())
     return Plan(program.name, program.inputs, steps, program.outputs, kernels, program.constants, program.derived)
@@ -65,10 +68,13 @@ class _Here:
 class _Planner:
     """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
 
-    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None) -> None:
+    def __init__(
+        self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None, overlays: bool
+    ) -> None:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = life_of(program, units)
+        self._beside = _beside_largest(program, units, self._life) if overlays else set[Value]()
         collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
         self._sent = {value for call in collectives for value in (*uses_of(call), *defines_of(call))}
         given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
@@ -153,7 +159,9 @@ class _Planner:
             return
         old = None
         if self._in_place:
-            old = self._update_target(here, member, value) or self._dying(here, member, value, placed)
+            old = self._update_target(here, member, value)
+            if old is None and value not in self._beside:
+                old = self._dying(here, member, value, placed)
         if old is not None:
             placed[value] = old
         yield Allocate(value, old)
@@ -296,6 +304,17 @@ def life_of(program: Program, units: Sequence[Unit]) -> Life:
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
     forever = shown_values(program) | {update.target for update in program.updates}
     return Life(last, forever)
+
+
+def _beside_largest(program: Program, units: Sequence[Unit], life: Life) -> set[Value]:
+    """Smaller values that are there when the largest result is written."""
+    made = {v: at for at, unit in enumerate(units) for v in defines_of(unit)}
+    shown = shown_values(program)
+    largest = max((v for v in made if v in shown), key=bytes_of, default=None)
+    if largest is None:
+        return set()
+    at, most = made[largest], bytes_of(largest)
+    return {v for v, made_at in made.items() if made_at < at <= life.last.get(v, -1) and bytes_of(v) < most}
 
 
 def _same_memory(a: Value, b: Value) -> bool:

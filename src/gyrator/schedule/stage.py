@@ -124,10 +124,11 @@ def schedule(
         units = attention_units(units, rule, partial(_ways, config=config, gpu=gpu, cpu=cpu))
     with session.stage("kernels and memory"):
         units = order_products(units, program)
-        plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
+        overlays = overlays and config.inplace and gpu is None
+        plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu, overlays=overlays)
         if gpu is not None and config.combo_kernels:
             plan = combine(plan)
-        if overlays and config.inplace:
+        if overlays:
             plan = overlay(plan)
         if gpu is not None and config.inplace:
             plan = reuse(plan)

@@ -10,8 +10,9 @@ from gyrator.config import Config
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, const
 from gyrator.ir.program import Extern
+from gyrator.ir.volume import value_bytes
 from gyrator.schedule.overlay import overlay
-from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, full_view
+from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, full_view, held
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 from tests.pure.lowering.harness import lowered
@@ -42,6 +43,20 @@ def test_the_layers_of_a_model_lie_in_its_logits() -> None:
     fresh = [name for step in plan.steps if (name := allocated(step))]
     hosts = {host for _, host, _ in overlaid(plan)}
     assert hosts == {fresh[0]} and len(fresh) == 2  # the other is read while the logits are written
+
+
+def test_what_lives_beside_the_logits_leaves_them_the_memory_of_the_layers() -> None:
+    """What a residual stream becomes at last would else lie upon it, and keep it out of the logits."""
+
+    def residual(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+        x = x @ w
+        for _ in range(2):
+            x = x + torch.relu(x @ w)
+        return torch.tanh(x) @ head
+
+    plan = scheduled(residual, (X, W, HEAD)).plan
+    memory = [total for total, _ in held(plan, value_bytes)]
+    assert memory == [4 * 5 * 100] * 4 + [4 * 5 * (100 + 8)] * 2
 
 
 def test_what_is_there_at_the_same_time_lies_apart_by_cache_lines() -> None:
