@@ -214,4 +214,4 @@ def _share(columns: int, rows: int, threads: int) -> int:
     across = -(-columns // (TILE_COLUMNS * threads)) * threads
     if columns < 64 * across:
         across = -(-2 * threads // -(-rows // TILE_ROWS))
-    return max(64, -(-columns // across)) if threads > 1 else TILE_COLUMNS
+    return max(64, -(-columns // across))

@@ -307,10 +307,10 @@ def life_of(program: Program, units: Sequence[Unit]) -> Life:
 
 
 def _beside_largest(program: Program, units: Sequence[Unit], life: Life) -> set[Value]:
-    """Smaller values that are there when the largest result is written."""
+    """Smaller values that are there when the largest result is written: not an input's update, as that has memory."""
     made = {v: at for at, unit in enumerate(units) for v in defines_of(unit)}
-    shown = shown_values(program)
-    largest = max((v for v in made if v in shown), key=bytes_of, default=None)
+    results = output_values(program.outputs)
+    largest = max((v for v in made if v in results), key=bytes_of, default=None)
     if largest is None:
         return set()
     at, most = made[largest], bytes_of(largest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from gyrator.config import Config
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, const
-from gyrator.ir.program import Extern
+from gyrator.ir.program import Extern, Update, View
 from gyrator.ir.volume import value_bytes
 from gyrator.schedule.overlay import overlay
 from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, full_view, held
@@ -57,6 +59,22 @@ def test_what_lives_beside_the_logits_leaves_them_the_memory_of_the_layers() -> 
     plan = scheduled(residual, (X, W, HEAD)).plan
     memory = [total for total, _ in held(plan, value_bytes)]
     assert memory == [4 * 5 * 100] * 4 + [4 * 5 * (100 + 8)] * 2
+
+
+def test_the_new_contents_of_a_large_input_are_no_such_result() -> None:
+    """They have the input's memory: what is there beside them lies upon what it replaces, as ever."""
+
+    def step(x: Tensor, w: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(x @ w)
+        return cache @ x, x @ w
+
+    low = lowered(step, W, W, cache := torch.randn(100, 8))
+    (new, result), (*_, given) = low.program.outputs, low.program.inputs
+    assert isinstance(new, View) and given.value is not None and given.value.shape[0].value == len(cache)
+    program = replace(low.program, outputs=(result,), updates=(Update(given.value, new),))
+    plan = schedule(program, Session(Config(), torch.device("cpu")), overlays=True).plan
+    upon = [step.upon for step in plan.steps if isinstance(step, Allocate) and step.offset is None]
+    assert any(value is not None and value.name == "mm" for value in upon)
 
 
 def test_what_is_there_at_the_same_time_lies_apart_by_cache_lines() -> None:
