@@ -95,8 +95,8 @@ class _Machine:
         return old.as_strided(new.shape, new.stride(), old.storage_offset())
 
     def within(self, value: Value, host: Value | None, offset: Index) -> Tensor:
-        assert host is not None and value.dtype == host.dtype
-        whole, new = self.memory[host], allocate(value, self.sizes)
+        assert host is not None
+        whole, new = self.memory[host].view(value.dtype), allocate(value, self.sizes)
         start = evaluate(offset, self.sizes)
         joined = any(isinstance(s, Join) and value in s.parts for s in self.plan.steps)
         assert joined or start * whole.itemsize % 64 == 0

@@ -264,7 +264,7 @@ class _Wrapper:
                 there = self.view(View(upon, value.shape, value.strides, ZERO))
                 self.emit(f"{self.hold(value)} = {there}  # in place")
             case Allocate(value, Value() as upon, Index() as offset, needs):
-                there = self.view(View(upon, value.shape, value.strides, offset))
+                there = self.view(View(upon, value.shape, value.strides, offset, value.dtype))
                 if needs is not None:
                     there += f" if {needs} <= {upon.nbytes} else {self.fresh(value)}"
                 self.emit(f"{self.hold(value)} = {there}  # not written yet")
@@ -428,8 +428,9 @@ class _Wrapper:
         if window in self.windows:
             return self.windows[window]
         where = f"{tuple_of(view.shape)}, {tuple_of(view.strides)}, {view.offset}"
-        text = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
-        text = text if view.dtype in (None, view.value.dtype) else f"{text}.view({view.dtype})"
+        whole = self.name(view.value)
+        whole = whole if view.dtype in (None, view.value.dtype) else f"{whole}.view({view.dtype})"
+        text = f"{self.tool('reinterpret')}({whole}, {where})"
         constant = view.value in self.constants
         if self.viewed[window] < (1 if constant else 2):
             return text

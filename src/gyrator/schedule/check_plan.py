@@ -113,13 +113,14 @@ class _Checker:
     def _lie(self, value: Value, host: Value, at: Index, needs: Index | None) -> None:
         if host not in self._empty:
             raise RuleBroken(f"{value} is to lie in {host}, which is written already")
-        end = at + value.span
-        if needs is None and not is_nonnegative(host.span - end):
+        start, end = at * value.dtype.itemsize, at * value.dtype.itemsize + value.nbytes
+        if needs is None and not is_nonnegative(host.nbytes - end):
             raise RuleBroken(f"{value} need not fit into {host}")
-        for other, (there, start) in self._within.items():
+        for other, (there, place) in self._within.items():
             if there is not host or self._parts.issuperset((value, other)):
                 continue
-            if not is_nonnegative(start - end) and not is_nonnegative(at - start - other.span):
+            begin = place * other.dtype.itemsize
+            if not is_nonnegative(begin - end) and not is_nonnegative(start - begin - other.nbytes):
                 raise RuleBroken(f"{value} and {other} may meet in {host}")
         self._within[value] = (host, at)
         self._empty.add(value)

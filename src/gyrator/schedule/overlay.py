@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Index, is_nonnegative
+from gyrator.ir.index import ONE, ZERO, Index, const, exact_quotient, is_nonnegative
 from gyrator.ir.program import output_values, views
 from gyrator.ir.volume import count_of
 from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, held
@@ -32,16 +34,16 @@ class Guest:
 def overlay(plan: Plan) -> Plan:
     """The plan with an overlay on its largest result, offsets at multiples of 64 bytes.
 
-    Where symbolic sizes need not fit, each call asks. Leaves the plan as it is where nothing of the result's dtype ends
-    before it is written, and where over 1% more would be held at once because the result is allocated earlier (a pool
-    keeps more without it)."""
+    Where symbolic sizes need not fit, each call asks. Leaves the plan as it is where nothing ends before the result is
+    written, and where over 1% more would be held at once because the result is allocated earlier (a pool keeps more
+    without it). What has another dtype lies apart where the result's strides do not let torch see it so."""
     fresh = {s.value: at for at, s in enumerate(plan.steps) if isinstance(s, Allocate) and s.upon is None}
     shown = output_values(plan.outputs)
     host = max((v for v in fresh if v in shown and _is_known(v)), key=_bytes, default=None)
     if host is None or host.device.type != "cpu":
         return plan
     before = plan.steps[: fresh[host]]
-    found = [guest for guest in guests(before) if guest.value.dtype == host.dtype and _is_known(guest.value)]
+    found = [guest for guest in guests(before) if _shows(host, guest.value.dtype) and _is_known(guest.value)]
     lies = _overlaid(found, host)
     if not lies:
         return plan
@@ -62,6 +64,14 @@ def _bytes(value: Value) -> int:
 def _is_known(value: Value) -> bool:
     """Whether the value's size is known before the first step: one that an operator tells has no hint."""
     return all(size.hint is not None for size in value.nbytes.sizes())
+
+
+def _shows(host: Value, dtype: torch.dtype) -> bool:
+    """Whether ``Tensor.view(dtype)`` takes the host: its rows, with gaps, are whole numbers of such elements."""
+    ratio = const(max(dtype.itemsize // host.dtype.itemsize, 1))
+    rows = (*host.strides[:-1], *host.shape[-1:])
+    whole = host.strides[-1:] == (ONE,) and all(exact_quotient(n, ratio) is not None for n in rows)
+    return whole or dtype.itemsize == host.dtype.itemsize
 
 
 def _peak(plan: Plan) -> int:
@@ -105,7 +115,7 @@ def _overlaid(guests: Iterable[Guest], host: Value) -> dict[Value, Allocate]:
             apart = (is_nonnegative(begin - after) or is_nonnegative(at - end) for _, begin, end in here)
             if count_of(after) <= count_of(room) and is_nonnegative(_aligned(after) - after) and all(apart):
                 needs = None if is_nonnegative(room - after) else after
-                lies[guest.value] = Allocate(guest.value, host, at // host.dtype.itemsize, needs)
+                lies[guest.value] = Allocate(guest.value, host, at // guest.value.dtype.itemsize, needs)
                 here.append((guest, at, _aligned(after)))
                 break
     return lies

@@ -33,8 +33,8 @@ class Allocate:
 
     The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the step
     that defines ``value`` is the last to read it, if any is (an elementwise kernel, an op that mutates). With an
-    ``offset`` in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value``
-    has ended, or joined of such; in a call where ``upon`` has fewer bytes than it ``needs``, its memory is its own."""
+    ``offset`` in its elements, ``value`` begins there in ``upon``, which is written when ``value`` has ended, or joined
+    of such; in a call where ``upon`` has fewer bytes than it ``needs``, its memory is its own."""
 
     value: Value
     upon: Value | None = None

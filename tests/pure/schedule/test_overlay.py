@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from torch import Tensor
@@ -107,9 +108,23 @@ def test_a_small_result_takes_no_overlay() -> None:
     assert not overlaid(scheduled(layers, (X, W, torch.randn(8, 1))).plan)
 
 
-def test_another_dtype_lies_apart() -> None:
-    plan = scheduled(lambda *args: layers(*args).double() @ torch.ones(100, 900).double(), (X, W, HEAD)).plan
-    assert not overlaid(plan)
+@pytest.mark.parametrize(("columns", "dtypes"), [(9000, {torch.float32, torch.int64}), (9001, {torch.float32})])
+def test_wider_elements_lie_in_rows_of_whole_numbers_of_them(columns: int, dtypes: set[torch.dtype]) -> None:
+    def chosen(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+        kept = torch.argsort(torch.ops.aten.argmax(x @ w, 1) * 2)  # from an operator, whose argument is a kernel's
+        return (x @ w)[kept] @ head
+
+    plan = scheduled(chosen, (X, W, torch.randn(8, columns))).plan
+    lying = {s.value.dtype for s in plan.steps if isinstance(s, Allocate) and s.offset is not None}
+    assert lying == dtypes
+
+
+def test_narrower_elements_lie_in_the_result() -> None:
+    def rounded(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+        return ((x @ w).bfloat16() @ w.bfloat16()).float() @ head
+
+    lies = overlaid(scheduled(rounded, (X, W, HEAD)).plan)
+    assert "mm_1" in {name for name, _, _ in lies}
 
 
 def test_symbolic_sizes_lie_in_the_result_one_after_the_other() -> None:
