@@ -82,9 +82,26 @@ def test_warps_with_roles(keep: Mod | None, widths: tuple[int, int], monkeypatch
     assert_right(fn, gyrator(fn), [made(s, BF16) for s in shapes])
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "documents"])
+def test_programs_with_roles_take_tiles_until_all_are_done(masked: bool) -> None:
+    """Of unequal length, some without keys; the counter that they share is as before when they end."""
+    numbers = torch.repeat_interleave(
+        torch.arange(5, device="cuda"), torch.tensor([130, 500, 3, 140, 117], device="cuda")
+    )
+
+    def documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (numbers[i] == numbers[j]) & (i >= j) & (numbers[i] != b + 1)
+
+    mask = create_block_mask(documents, 3, None, 890, 890, device="cuda") if masked else None
+    fn, tensors = attention(None, mask), [made((3, heads, 890, 128), BF16) for heads in (32, 8, 8)]
+    compiled = gyrator(fn)
+    for _ in range(3):
+        assert_right(fn, compiled, tensors)
+
+
 def test_tensors_that_begin_anywhere() -> None:
     fn = attention(None, create_block_mask(causal, None, None, 256, 256, device="cuda"))
-    compiled, tensors = gyrator(fn), [made((1, 2, 256, 128), BF16) for _ in range(3)]
+    compiled, tensors = gyrator(fn), [made((20, 8, 256, 128), BF16) for _ in range(3)]
     assert_right(fn, compiled, tensors)
     moved = [torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape) for t in tensors]
     assert all(t.data_ptr() % 16 for t in moved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from gyrator.autograd import fused_attention
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.codegen.triton_source import TritonKernel
+from gyrator.codegen.wrapper import programs_text
 from gyrator.config import Config
 from gyrator.pipeline import Process, compile_graph
 from gyrator.report.describe import why_extern
+from gyrator.runtime.triton_build import request_for
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Call
 from gyrator.session import Count, Session
@@ -224,11 +227,42 @@ def test_warps_have_roles_on_hopper(
     assert "setmaxnreg" in built.ptx and "wgmma.wait_group.sync.aligned 1" in built.ptx
 
 
-NUMBERS = torch.arange(128) // 50
+def test_texts_with_and_without_roles_are_started_by_one_rule() -> None:
+    """With roles as many programs as run at once, which need not begin together; else one for each tile of rows."""
+    tensors = [made(100, 2, n, 128, dtype=torch.bfloat16) for n in (200, 333, 333)]
+    tried = Config(check="every", max_autotune=True)
+    (kernel,) = printed(attention(unchanged, window, 200, 333, side=128), *tensors, config=tried)
+    programs = eval(programs_text(kernel))
+    assert [programs(**dict(config.blocks)) for _, config in kernel.variants] == [132, 400, 400, 800, 800]
+    assert all(text.params == kernel.params for text, _ in kernel.variants)
+    requests = [request_for(kernel, k, frozenset(), 90) for k in range(len(kernel.variants))]
+    assert not any(request["options"]["launch_cooperative_grid"] for request in requests)
+
+
+def test_texts_without_roles_compute_the_same(interpreter: Worker) -> None:
+    """The one for arguments that begin anywhere, whose programs take every so many tiles, and those that are tried."""
+    fn, tensors = attention(unchanged, None, 200, 200), [made(1, 4, 200, 64, dtype=torch.float16) for _ in range(3)]
+    (kernel,) = printed(fn, *tensors, config=Config(check="every", max_autotune=True))
+    roles, (other, config), *_ = kernel.variants
+    shared = replace(roles[1], blocks=(*roles[1].blocks[:-1], ("PROGRAMS", 3)))
+    for text, chosen in ((replace(kernel, source=kernel.plain), shared), (other, config)):
+        memory = dict(zip(("query", "key", "value"), (x.flatten() for x in tensors), strict=True))
+        memory |= {"out": torch.full((4 * 200 * 64,), torch.nan, dtype=torch.float16)}
+        memory |= {name: torch.full((4 * 200,), torch.nan) for name in ("sums", "maxima")}
+        interpreter.run(text, memory, {}, chosen)
+        torch.testing.assert_close(memory["out"].view(1, 4, 200, 64), fn(*tensors)[0], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(memory["sums"].view(1, 4, 200), fn(*tensors)[1], rtol=1e-3, atol=1e-3)
+
+
+NUMBERS, PAIRS = torch.arange(128) // 50, torch.ones(128, 128, dtype=torch.bool)
 
 
 def documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return NUMBERS[i] == NUMBERS[j]
+
+
+def pairs(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return PAIRS[i, j]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +271,8 @@ def documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         (unchanged, window, 128, torch.bfloat16, True),
         (alibi, None, 128, torch.float16, True),  # what it does for each score is little
         (capped, window, 128, torch.bfloat16, False),
-        (unchanged, documents, 128, torch.bfloat16, False),
+        (unchanged, documents, 128, torch.bfloat16, True),
+        (unchanged, pairs, 128, torch.bfloat16, False),
         (unchanged, window, 64, torch.bfloat16, False),
         (unchanged, window, 128, torch.float32, False),
         (unchanged, window, 96, torch.bfloat16, False),

@@ -37,7 +37,8 @@ def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) ->
     """How many programs a launch runs."""
     blocks = dict(config.blocks)
     counts = [(evaluate(axis.extent, sizes), axis) for axis in kernel.grid]
-    return prod(-(-n // (1 if axis.block is None else blocks[axis.block])) + axis.more for n, axis in counts)
+    all_tiles = prod(-(-n // (1 if axis.block is None else blocks[axis.block])) + axis.more for n, axis in counts)
+    return min(all_tiles, blocks.get("PROGRAMS") or all_tiles)
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class Printer(Expressions):
             self.described = self.descriptors and self.tiling.configs[0].registers > 0
             call = f"{'hopper' if self.described else 'attention'}.{stage.template}"
             self._call(call, attention_arguments(self, stage))
-            return attention_grid(stage, self._sizes.get("SPLIT", 0))
+            return attention_grid(stage, self._sizes)
         loops = grid_loops(self.kernel)
         blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]

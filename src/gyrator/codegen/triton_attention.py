@@ -24,17 +24,20 @@ FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
 
 
-def attention_grid(stage: Attend, split: int) -> tuple[GridAxis, ...]:
+def attention_grid(stage: Attend, blocks: Mapping[str, int]) -> tuple[GridAxis, ...]:
     """A program for each tile of rows of each head, or of columns of each head of keys, or for each share of these."""
     if stage.template in ("columns", "decode"):
         batch, heads, columns, _ = stage.operands[1].shape
-        return GridAxis(batch), GridAxis(heads), GridAxis(as_index(split)) if split else GridAxis(columns, "BLOCK_N")
+        shares = GridAxis(as_index(blocks["SPLIT"])) if "SPLIT" in blocks else GridAxis(columns, "BLOCK_N")
+        return GridAxis(batch), GridAxis(heads), shares
     batch, heads, rows, _ = stage.operands[0].shape
     return GridAxis(batch), GridAxis(heads), GridAxis(rows, "BLOCK_M")
 
 
 def attention_workspaces(stage: Attend, blocks: Mapping[str, int]) -> Iterator[Workspace]:
-    """Memory for what the programs of a tile of rows find, and for a counter for each tile."""
+    """Memory for what the programs of a tile of rows find, and for a counter for each tile; or for one of all tiles."""
+    if "PROGRAMS" in blocks:  # as many, or none, share the tiles
+        yield Workspace("counters", as_index(4), zeroed=True)
     if blocks.get("SPLIT", 1) > 1:
         tiles, widest = product(stage.operands[1].shape[:2]), stage.operands[2].shape[3].value
         numbers = blocks["BLOCK_M"] * (max(16, power(widest)) + 2)  # as the template lays them
@@ -60,12 +63,13 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
     plain = isinstance(stage.functions[0], Ref) and stage.scale > 0  # else the greatest product is no greatest score
     return [
         *(tuple_of(map(tensor, views)) for views in (stage.operands, stage.lists, stage.results)),
-        tuple_of(printer.index(axis.extent).text for axis in (head, row, column)),
+        tuple_of(printer.index(axis.extent).text for axis in stage.axes),
         *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
         tuple_of(reads_of(printer, stage)),
         *map(str, (*even, plain, stage.functions[1] == Const(True, torch.bool))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
+        *["counters"] * ("PROGRAMS" in blocks[0]),
     ]
 
 

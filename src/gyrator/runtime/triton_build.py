@@ -77,7 +77,7 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "maxnreg": chosen.registers or None}
     options["enable_fp_fusion"] = kernel.category == "template"
     waits = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs do, for each other
-    together = waits and kernel.category != "split scan"
+    together = waits and kernel.category != "split scan" and "PROGRAMS" not in dict(chosen.blocks)
     return {
         "source": written.source,
         "function": kernel.name,

@@ -3,9 +3,10 @@
 Forward becomes ``decode`` where the rows of all heads with the same keys are one tile."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import gcd
 
-from gyrator.ir.expr import Load, Op
+from gyrator.ir.expr import Op
 from gyrator.ir.index import ONE
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import View
@@ -37,7 +38,11 @@ def gpu_ways(attend: Attend, gpu: Gpu, *, tune: bool) -> tuple[str, tuple[Config
     template = "decode" if split else template
     configs = _configs(template, tensors, attend.sides, gpu, split)
     roles = template == "forward" and _has_roles(tensors, attend.sides, gpu) and (tune or _is_light(attend))
-    return template, ((_ROLES,) * roles + configs[: 4 if tune else 1] if configs else ())
+    configs = configs[: 4 if tune else 1]
+    if configs and roles:  # texts of one kernel have the same block sizes
+        every = [(_ROLES, gpu.processors), *((config, 0) for config in configs)]
+        configs = tuple(replace(c, blocks=(*c.blocks, ("PROGRAMS", programs))) for c, programs in every)
+    return template, configs
 
 
 def _split(tensors: Sequence[View], lists: Sequence[View], gpu: Gpu) -> int:
@@ -81,7 +86,11 @@ def _has_roles(tensors: Sequence[View], sides: Sequence[int], gpu: Gpu) -> bool:
 
 
 def _is_light(attend: Attend) -> bool:
-    """Whether warps with roles are surely faster: of a program's twelve, eight compute what is done for each score."""
-    each = {e for f in attend.functions for e in f.walk() if e.axes() & {*attend.axes[2:]}}
-    dear = any(isinstance(e, Load) or (isinstance(e, Op) and OPS[e.name].cost >= DEAR) for e in each)
-    return not dear and all(view.shape[3].value == 128 for view in attend.operands)
+    """Whether warps with roles are surely faster: of a program's twelve, eight compute what is done for each score, to
+    which what a mask reads of a row or a column adds little."""
+    score, keep, *_ = attend.functions
+    along = {*attend.axes[2:]}
+    dear = [e for f in attend.functions for e in f.walk() if isinstance(e, Op) and OPS[e.name].cost >= DEAR]
+    loads = [e for e in score.loads() if e.axes() & along] + [e for e in keep.loads() if e.axes() >= along]
+    light = not loads and not any(e.axes() & along for e in dear)
+    return light and all(view.shape[3].value == 128 for view in attend.operands)

@@ -69,10 +69,9 @@ def load_sums(base, tensor, start, length, ROWS: tl.constexpr, EVEN: tl.constexp
 
 
 @triton.jit
-def spot(tiles, planes):
-    """The tile of a program and its batch and head, of which eight go together, so that few operands are in use;
+def spot(pid, tiles, planes):
+    """The tile of number ``pid`` and its batch and head, of which eight go together, so that few operands are in use;
     the tiles whose way is longest in a causal mask come first."""
-    pid = tl.program_id(0)
     first = pid // (8 * tiles) * 8
     several = tl.minimum(planes - first, 8)
     within = pid % (8 * tiles)
@@ -199,21 +198,21 @@ def walk_all(
 
 
 @triton.jit
-def forward(
-    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+def forward_tile(
+    pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
     PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
     SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
-    """A program's rows of the result, the logarithm of their sums and their greatest score, both base 2."""
+    """What tile ``pid`` has of the results."""
     PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
     SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value = operands
     out, sums, maxima = results
-    heads, m, n = sizes
+    batch, heads, m, n = sizes
     tiles = tl.cdiv(m, BLOCK_M)
-    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    tile, plane = spot(pid, tiles, batch * heads)
     b = plane // heads
     h = plane % heads
     start = (tiles - 1 - tile) * BLOCK_M
@@ -239,6 +238,31 @@ def forward(
 
 
 @triton.jit
+def forward(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
+    PROGRAMS: tl.constexpr = 0, counters=None,
+):  # fmt: skip
+    """Rows of the result, the logarithm of their sums and their greatest score, both base 2: a program's tile of them,
+    or those of every PROGRAMS-th tile."""
+    batch, heads, m, _n = sizes
+    tiles = tl.cdiv(m, BLOCK_M)
+    if PROGRAMS > 0:
+        for pid in range(tl.program_id(0), tiles * batch * heads, PROGRAMS):
+            forward_tile(
+                pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, PLAIN, OPEN, E, V,
+                GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+            )  # fmt: skip
+    else:
+        forward_tile(
+            tl.program_id(0), operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, PLAIN, OPEN,
+            E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+        )  # fmt: skip
+
+
+@triton.jit
 def decode(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
     PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
@@ -251,7 +275,7 @@ def decode(
     SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value = operands
-    heads, m, n = sizes
+    _batch, heads, m, n = sizes
     part = tl.program_id(0) % SPLIT
     plane = tl.program_id(0) // SPLIT
     b = plane // (heads // GROUPS)
@@ -368,9 +392,9 @@ def rows(
     SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value, grad, sums, delta = operands
-    heads, m, n = sizes
+    batch, heads, m, n = sizes
     tiles = tl.cdiv(m, BLOCK_M)
-    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    tile, plane = spot(tl.program_id(0), tiles, batch * heads)
     b = plane // heads
     h = plane % heads
     start = (tiles - 1 - tile) * BLOCK_M
@@ -448,9 +472,9 @@ def columns(
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value, grad, sums, delta = operands
     d_key, d_value = results
-    heads, m, n = sizes
+    batch, heads, m, n = sizes
     tiles = tl.cdiv(n, BLOCK_N)
-    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    tile, plane = spot(tl.program_id(0), tiles, batch * (heads // GROUPS))
     b = plane // (heads // GROUPS)
     kind = plane % (heads // GROUPS)
     start = tile * BLOCK_N

@@ -2,7 +2,9 @@
 
 Four warps copy tiles of keys and values into shared memory. Twice four each own half of a program's rows: while tensor
 cores multiply the powers of one tile with its values, and the next tile's keys with the rows, they compute powers (Shah
-et al., "FlashAttention-3", 2024). What is computed, and what arguments mean, says `attention`."""
+et al., "FlashAttention-3", 2024). A program takes tiles of rows one after the other, from a counter that all programs
+share: the first copies for the next one come while the last sums are stored. What is computed, and what arguments mean,
+says `attention`."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -18,6 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gyrator.templates.attention import listed, scored, spot, unit, window
+
+ONE_EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+"""Of one number, which all threads of four warps have."""
 
 
 @gluon.jit
@@ -49,32 +54,88 @@ def where_tile(t, some, partial, whole, SIDE: gl.constexpr, BLOCK: gl.constexpr,
         return t * BLOCK
 
 
+@gluon.jit
+def task(
+    pid, lists, sizes, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
+    """Batch, head and first row of a program's tile; how many tiles of keys it has, how many of them come first, and
+    where the numbers of their blocks are, and of the whole ones."""
+    batch, heads, m, n = sizes
+    count = gl.cdiv(m, BLOCK_M)
+    tile, plane = spot(pid, count, batch * heads)
+    b = plane // heads
+    h = plane % heads
+    start = (count - 1 - tile) * BLOCK_M
+    tiles, some, partial, whole = gl.cdiv(n, BLOCK_N), gl.cdiv(n, BLOCK_N), (0, 0), (0, 0)
+    if len(lists) > 0:
+        number, partial = listed(lists[0], lists[1], b, h, start // SIDE_M)
+        some = number * (SIDE_N // BLOCK_N)
+        tiles, whole = some, partial
+    if len(lists) > 2:
+        number, whole = listed(lists[2], lists[3], b, h, start // SIDE_M)
+        tiles += number * (SIDE_N // BLOCK_N)
+    return b, h, start, tiles, some, partial, whole
+
+
+@gluon.jit
+def tiles_in_all(sizes, BLOCK_M: gl.constexpr):
+    """How many tiles of rows all batches and heads have."""
+    batch, heads, m, _n = sizes
+    return gl.cdiv(m, BLOCK_M) * batch * heads
+
+
 # -- who copies ----------------------------------------------------------------------------------------------
 @gluon.jit
 def copy(
-    query, key, value, b, h, group, m, n, q, k, v, bars, start, tiles, some, partial, whole,
-    SIDE: gl.constexpr, LISTED: gl.constexpr,
+    query, key, value, lists, sizes, q, k, v, next_pid, bars, counters,
+    GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, PROGRAMS: gl.constexpr,
 ):  # fmt: skip
-    """Fill q, then k and v tile by tile as soon as both owners of rows are done with what is there."""
-    q_full, k_full, k_free, v_full, v_free = bars
+    """Fill q, then k and v tile by tile as soon as both owners of rows are done with what is there; then say which
+    tile of rows is next."""
+    q_full, q_free, k_full, k_free, v_full, v_free, next_full, next_free = bars
     STAGES: gl.constexpr = k.shape[0]
     HALF: gl.constexpr = q.shape[1]
     BLOCK_N: gl.constexpr = k.shape[1]
-    queries = matrix(query, b, h, m, q)
-    for c in gl.static_range(2):
-        mbarrier.expect(q_full.index(c), HALF * q.shape[2] * 2)
-        tma.async_copy_global_to_shared(queries, [start + c * HALF, 0], q_full.index(c), q.index(c))
-    keys, values = matrix(key, b, group, n, k), matrix(value, b, group, n, v)
-    for t in range(tiles):
-        at = where_tile(t, some, partial, whole, SIDE, BLOCK_N, LISTED)
-        s = t % STAGES
-        phase = (t // STAGES & 1) ^ 1
-        mbarrier.wait(k_free.index(s), phase)
-        mbarrier.expect(k_full.index(s), BLOCK_N * k.shape[2] * 2)
-        tma.async_copy_global_to_shared(keys, [at, 0], k_full.index(s), k.index(s))
-        mbarrier.wait(v_free.index(s), phase)
-        mbarrier.expect(v_full.index(s), BLOCK_N * v.shape[2] * 2)
-        tma.async_copy_global_to_shared(values, [at, 0], v_full.index(s), v.index(s))
+    LISTED: gl.constexpr = len(lists) > 0
+    counter = counters.to(gl.pointer_type(gl.int32), bitcast=True)
+    everything = tiles_in_all(sizes, 2 * HALF)
+    _batch, _heads, m, n = sizes
+    pid, turn, done = gl.program_id(0), 0, 0
+    while pid < everything:
+        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, SIDE_M, SIDE_N, 2 * HALF, BLOCK_N)
+        queries = matrix(query, b, h, m, q)
+        keys, values = matrix(key, b, h // GROUPS, n, k), matrix(value, b, h // GROUPS, n, v)
+        for c in gl.static_range(2):
+            mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
+            mbarrier.expect(q_full.index(c), HALF * q.shape[2] * 2)
+            tma.async_copy_global_to_shared(queries, [start + c * HALF, 0], q_full.index(c), q.index(c))
+        for t in range(tiles):
+            at = where_tile(t, some, partial, whole, SIDE_N, BLOCK_N, LISTED)
+            s = (done + t) % STAGES
+            phase = ((done + t) // STAGES & 1) ^ 1
+            mbarrier.wait(k_free.index(s), phase)
+            mbarrier.expect(k_full.index(s), BLOCK_N * k.shape[2] * 2)
+            tma.async_copy_global_to_shared(keys, [at, 0], k_full.index(s), k.index(s))
+            mbarrier.wait(v_free.index(s), phase)
+            mbarrier.expect(v_full.index(s), BLOCK_N * v.shape[2] * 2)
+            tma.async_copy_global_to_shared(values, [at, 0], v_full.index(s), v.index(s))
+        ticket = gl.atomic_add(counter, 1)
+        if ticket == everything - 1:  # the last that any program takes
+            gl.store(counter, 0)
+        pid = ticket + PROGRAMS
+        mbarrier.wait(next_free, (turn & 1) ^ 1)
+        next_pid.store(gl.full((1,), pid, gl.int32, ONE_EACH))
+        mbarrier.arrive(next_full, count=1)
+        # The next descriptions of matrices lie where these do: copies must not need them any more.
+        for c in gl.static_range(2):
+            mbarrier.wait(q_full.index(c), turn & 1)
+        for back in gl.static_range(STAGES):
+            last = done + tiles - 1 - back
+            if back < tiles:
+                mbarrier.wait(k_full.index(last % STAGES), last // STAGES & 1)
+                mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
+        done += tiles
+        turn += 1
 
 
 # -- who computes --------------------------------------------------------------------------------------------
@@ -105,8 +166,8 @@ def step(
     t, p, top, total, acc, q, k, v, bars, b, h, i, j, masked, m, n, scale, score, keep, reads,
     OPEN: gl.constexpr, EVEN_N: gl.constexpr, PLAIN: gl.constexpr, SCORES: gl.constexpr,
 ):  # fmt: skip
-    """Begin the scores of tile ``t`` and the values of the tile before it; then the powers of ``t``."""
-    _q_full, k_full, k_free, v_full, v_free = bars
+    """Begin the scores of tile ``t`` of all and the values of the tile before it; then the powers of ``t``."""
+    _q_full, _q_free, k_full, k_free, v_full, v_free, _next_full, _next_free = bars
     STAGES: gl.constexpr = k.shape[0]
     s, before = t % STAGES, (t - 1) % STAGES
     mbarrier.wait(k_full.index(s), t // STAGES & 1)
@@ -127,46 +188,60 @@ def step(
 
 @gluon.jit
 def own(
-    queries, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale, score, keep, reads,
-    EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, V: gl.constexpr, SIDE: gl.constexpr,
-    LISTED: gl.constexpr, C: gl.constexpr,
+    queries, k, v, next_pid, bars, lists, sizes, results, scale, score, keep, reads,
+    EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, V: gl.constexpr,
+    SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """The results of half ``C`` of the rows."""
-    q_full, k_full, k_free, v_full, _v_free = bars
+    """The results of half ``C`` of the rows of each tile."""
+    q_full, q_free, k_full, k_free, v_full, v_free, next_full, next_free = bars
     q = queries.index(C)
+    STAGES: gl.constexpr = k.shape[0]
     ROWS: gl.constexpr = q.shape[0]
     COLUMNS: gl.constexpr = k.shape[1]
+    LISTED: gl.constexpr = len(lists) > 0
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    i = start + C * ROWS + gl.arange(0, ROWS, ROW)
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, SCORES))
-    top = gl.full((ROWS,), float("-inf"), gl.float32, ROW)
-    total = gl.full((ROWS,), 0.0, gl.float32, ROW)
-    acc = gl.full((ROWS, V), 0.0, gl.float32, SUMS)
-    mbarrier.wait(q_full.index(C), 0)
-    if tiles > 0:
-        mbarrier.wait(k_full.index(0), 0)
-        raw = gl.full((ROWS, COLUMNS), 0.0, gl.float32, SCORES)
-        raw = warpgroup_mma(q, k.index(0).permute((1, 0)), raw, use_acc=False, is_async=True)
-        raw = warpgroup_mma_wait(0, deps=[raw])
-        mbarrier.arrive(k_free.index(0), count=1)
-        j = where_tile(0, some, partial, whole, SIDE, COLUMNS, LISTED) + column
-        power, top, total, _shrink = powers(
-            raw, top, total, b, h, i, j, some > 0, m, n, scale, score, keep, reads, OPEN, EVEN_N, PLAIN
-        )
-        p = gl.convert_layout(power.to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
-        for t in range(1, tiles):
-            j = where_tile(t, some, partial, whole, SIDE, COLUMNS, LISTED) + column
-            p, top, total, acc = step(
-                t, p, top, total, acc, q, k, v, bars, b, h, i, j, t < some, m, n, scale, score, keep, reads,
-                OPEN, EVEN_N, PLAIN, SCORES,
-            )  # fmt: skip
-        last = tiles - 1
-        mbarrier.wait(v_full.index(last % k.shape[0]), last // k.shape[0] & 1)
-        acc = warpgroup_mma(p, v.index(last % k.shape[0]), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    store(results, acc, top, total, b, h, i, m)
+    everything = tiles_in_all(sizes, 2 * ROWS)
+    _batch, _heads, m, n = sizes
+    pid, turn, done = gl.program_id(0), 0, 0
+    while pid < everything:
+        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, SIDE_M, SIDE_N, 2 * ROWS, COLUMNS)
+        i = start + C * ROWS + gl.arange(0, ROWS, ROW)
+        top = gl.full((ROWS,), float("-inf"), gl.float32, ROW)
+        total = gl.full((ROWS,), 0.0, gl.float32, ROW)
+        acc = gl.full((ROWS, V), 0.0, gl.float32, SUMS)
+        mbarrier.wait(q_full.index(C), turn & 1)
+        if tiles > 0:
+            mbarrier.wait(k_full.index(done % STAGES), done // STAGES & 1)
+            raw = gl.full((ROWS, COLUMNS), 0.0, gl.float32, SCORES)
+            raw = warpgroup_mma(q, k.index(done % STAGES).permute((1, 0)), raw, use_acc=False, is_async=True)
+            raw = warpgroup_mma_wait(0, deps=[raw])
+            mbarrier.arrive(k_free.index(done % STAGES), count=1)
+            j = where_tile(0, some, partial, whole, SIDE_N, COLUMNS, LISTED) + column
+            power, top, total, _shrink = powers(
+                raw, top, total, b, h, i, j, some > 0, m, n, scale, score, keep, reads, OPEN, EVEN_N, PLAIN
+            )
+            p = gl.convert_layout(power.to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
+            for t in range(1, tiles):
+                j = where_tile(t, some, partial, whole, SIDE_N, COLUMNS, LISTED) + column
+                p, top, total, acc = step(
+                    done + t, p, top, total, acc, q, k, v, bars, b, h, i, j, t < some, m, n, scale, score, keep, reads,
+                    OPEN, EVEN_N, PLAIN, SCORES,
+                )  # fmt: skip
+            last = done + tiles - 1
+            mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
+            acc = warpgroup_mma(p, v.index(last % STAGES), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_free.index(last % STAGES), count=1)
+        mbarrier.arrive(q_free.index(C), count=1)
+        store(results, acc, top, total, b, h, i, m)
+        mbarrier.wait(next_full, turn & 1)
+        pid = gl.max(next_pid.load(ONE_EACH), 0)
+        mbarrier.arrive(next_free, count=1)
+        done += tiles
+        turn += 1
 
 
 @gluon.jit
@@ -203,43 +278,32 @@ def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: gl.constexpr, EVEN_N: gl.constexpr,
     PLAIN: gl.constexpr, OPEN: gl.constexpr, E: gl.constexpr, V: gl.constexpr, GROUPS: gl.constexpr,
     SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ALLOW_TF32: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ALLOW_TF32: gl.constexpr, PROGRAMS: gl.constexpr, counters,
 ):  # fmt: skip
     """As `attention.forward`, for widths that are powers of two, rows of whole 16 bytes, and elements of 16 bits."""
     query, key, value = operands
-    heads, m, n = sizes
-    count = gl.cdiv(m, BLOCK_M)
-    tile, plane = spot(count, gl.num_programs(0) // count)
-    b = plane // heads
-    h = plane % heads
-    start = (count - 1 - tile) * BLOCK_M
     HALF: gl.constexpr = BLOCK_M // 2
     STAGES: gl.constexpr = min(4, 65536 // (BLOCK_N * (E + V)))
-    LISTED: gl.constexpr = len(lists) > 0
-    some, tiles, partial, whole = gl.cdiv(n, BLOCK_N), gl.cdiv(n, BLOCK_N), (0, 0), (0, 0)
-    if LISTED:
-        number, partial = listed(lists[0], lists[1], b, h, start // SIDE_M)
-        some = number * (SIDE_N // BLOCK_N)
-        tiles, whole = some, partial
-    if len(lists) > 2:
-        number, whole = listed(lists[2], lists[3], b, h, start // SIDE_M)
-        tiles += number * (SIDE_N // BLOCK_N)
     q, k, v = tiles_of(query, 2, HALF, E), tiles_of(key, STAGES, BLOCK_N, E), tiles_of(value, STAGES, BLOCK_N, V)
-    bars = (barriers(2, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2))
+    next_pid = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bars = (
+        barriers(2, 1), barriers(2, 1),
+        barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2),
+        barriers(1, 1).index(0), barriers(1, 2).index(0),
+    )  # fmt: skip
     fence_async_shared()
     gl.warp_specialize(
         [
             (own, (
-                q, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale,
-                gl.constexpr(score), gl.constexpr(keep), reads, EVEN_N, PLAIN, OPEN, V, SIDE_N, LISTED, 0,
+                q, k, v, next_pid, bars, lists, sizes, results, scale, gl.constexpr(score), gl.constexpr(keep), reads,
+                EVEN_N, PLAIN, OPEN, V, SIDE_M, SIDE_N, 0,
             )),
             (own, (
-                q, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale,
-                gl.constexpr(score), gl.constexpr(keep), reads, EVEN_N, PLAIN, OPEN, V, SIDE_N, LISTED, 1,
+                q, k, v, next_pid, bars, lists, sizes, results, scale, gl.constexpr(score), gl.constexpr(keep), reads,
+                EVEN_N, PLAIN, OPEN, V, SIDE_M, SIDE_N, 1,
             )),
             (copy, (
-                query, key, value, b, h, h // GROUPS, m, n, q, k, v, bars, start, tiles, some, partial, whole,
-                SIDE_N, LISTED,
+                query, key, value, lists, sizes, q, k, v, next_pid, bars, counters, GROUPS, SIDE_M, SIDE_N, PROGRAMS,
             )),
         ],
         [4, 4],
