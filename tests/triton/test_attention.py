@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,14 +143,20 @@ def test_functions_that_read_tensors(interpreter: Worker, tmp_path: Path) -> Non
     assert_right(attention(score, window, 40, 40, (bias,)), tensors, interpreter, tmp_path)
 
 
-def test_sizes_that_change(interpreter: Worker, tmp_path: Path) -> None:
-    def fn(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        m, n = query.shape[2], key.shape[2]
-        empty = torch.zeros((1, 1, 1, 1), dtype=torch.int32)
-        lists = (empty[0] + 1, empty, None, None, empty[0] + 1, empty, None, None)
-        mask = (m, n, *lists, None, None, None, None, 1 << 30, 1 << 30, everything)
-        return flex_attention(query, key, value, alibi, mask, query.shape[-1] ** -0.5, {})
+def of_any_size(score: Mod) -> Program:
+    empty = torch.zeros((1, 1, 1, 1), dtype=torch.int32)
+    lists = (empty[0] + 1, empty, None, None, empty[0] + 1, empty, None, None)
 
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        lengths = query.shape[2], key.shape[2]
+        mask = (*lengths, *lists, None, None, None, None, 1 << 30, 1 << 30, everything)
+        return flex_attention(query, key, value, score, mask, query.shape[-1] ** -0.5, {})
+
+    return run
+
+
+def test_sizes_that_change(interpreter: Worker, tmp_path: Path) -> None:
+    fn = of_any_size(alibi)
     emulator = Emulator(tmp_path, interpreter)
     compiled = torch.compile(fn, backend=emulator.backend, dynamic=True)
     for batch, m, n in ((3, 20, 33), (4, 33, 18)):
@@ -182,7 +189,9 @@ def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, t
     assert graphs
 
 
-def printed(fn: Program, *tensors: Tensor, config: Config | None = None) -> list[TritonKernel]:
+def printed(
+    fn: Program, *tensors: Tensor, config: Config | None = None, dynamic: bool | None = None
+) -> list[TritonKernel]:
     """The kernels of forward and backward."""
     config = config or Config(check="every")
     found: list[Printed] = []
@@ -192,7 +201,8 @@ def printed(fn: Program, *tensors: Tensor, config: Config | None = None) -> list
         found.append(print_for_gpu(graph, on_gpu(graph, values), config))
         return run
 
-    torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))(*tensors)
+    backend = partial(aot_compile, fw_compiler=keep)
+    torch.compile(fn, backend=backend, dynamic=dynamic)(*tensors)
     return [kernel for made_for_gpu in found for kernel in made_for_gpu.kernels if "attention" in kernel.name]
 
 
@@ -225,6 +235,23 @@ def test_warps_have_roles_on_hopper(
     assert built.spills <= 128  # bytes of a thread, where a mask of many conditions is computed
     assert built.shared <= Gpu().shared_bytes
     assert "setmaxnreg" in built.ptx and "wgmma.wait_group.sync.aligned 1" in built.ptx
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_warps_have_roles_where_lengths_change(wide: bool, compiler: Worker) -> None:
+    """Places in what the score reads may need 64 bits, those of tiles never do."""
+    bias = made(1, 2, 200, 333)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + bias[b, h, i, j] if wide else s + j
+
+    torch._dynamo.mark_dynamic(bias, (2, 3))
+    tensors = [made(1, n, 2, 128, dtype=torch.bfloat16).transpose(1, 2) for n in (200, 333, 333)]
+    tried = Config(check="every", max_autotune=True)
+    (kernel,) = printed(of_any_size(score), *tensors, config=tried, dynamic=True)
+    (text, config), *_ = kernel.variants
+    assert "hopper.forward(" in text.source and (".to(tl.int64)" in text.source) is wide
+    assert "setmaxnreg" in compiler.compile(text, config, 90).ptx
 
 
 def test_texts_with_and_without_roles_are_started_by_one_rule() -> None:

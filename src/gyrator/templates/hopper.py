@@ -282,6 +282,8 @@ def forward(
 ):  # fmt: skip
     """As `attention.forward`, for widths that are powers of two, rows of whole 16 bytes, and elements of 16 bits."""
     query, key, value = operands
+    batch, heads, m, n = sizes  # fit into 32 bits, as places in tensors need not
+    sizes = (gl.cast(batch, gl.int32), gl.cast(heads, gl.int32), gl.cast(m, gl.int32), gl.cast(n, gl.int32))
     HALF: gl.constexpr = BLOCK_M // 2
     STAGES: gl.constexpr = min(4, 65536 // (BLOCK_N * (E + V)))
     q, k, v = tiles_of(query, 2, HALF, E), tiles_of(key, STAGES, BLOCK_N, E), tiles_of(value, STAGES, BLOCK_N, V)
