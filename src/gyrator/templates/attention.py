@@ -78,6 +78,15 @@ def spot(pid, tiles, planes):
     return within // several, first + within % several
 
 
+@triton.jit
+def rows_of(pid, sizes, BLOCK_M: tl.constexpr):
+    """Batch, head and first row of the tile of number ``pid``."""
+    batch, heads, m, _n = sizes
+    tiles = tl.cdiv(m, BLOCK_M)
+    tile, plane = spot(pid, tiles, batch * heads)
+    return plane // heads, plane % heads, (tiles - 1 - tile) * BLOCK_M
+
+
 # -- which blocks are walked ---------------------------------------------------------------------------------
 @triton.jit
 def listed(counts, numbers, b, h, block):
@@ -210,12 +219,8 @@ def forward_tile(
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value = operands
     out, sums, maxima = results
-    batch, heads, m, n = sizes
-    tiles = tl.cdiv(m, BLOCK_M)
-    tile, plane = spot(pid, tiles, batch * heads)
-    b = plane // heads
-    h = plane % heads
-    start = (tiles - 1 - tile) * BLOCK_M
+    _batch, _heads, m, n = sizes
+    b, h, start = rows_of(pid, sizes, BLOCK_M)
     i = start + tl.arange(0, BLOCK_M)[:, None]
     q = load_rows(window(query, b, h), query, start, m, BLOCK_M, E, SPAN_E, EVEN_M)
     keys = window(key, b, h // GROUPS)
@@ -392,12 +397,8 @@ def rows(
     SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value, grad, sums, delta = operands
-    batch, heads, m, n = sizes
-    tiles = tl.cdiv(m, BLOCK_M)
-    tile, plane = spot(tl.program_id(0), tiles, batch * heads)
-    b = plane // heads
-    h = plane % heads
-    start = (tiles - 1 - tile) * BLOCK_M
+    _batch, _heads, m, n = sizes
+    b, h, start = rows_of(tl.program_id(0), sizes, BLOCK_M)
     i = start + tl.arange(0, BLOCK_M)[:, None]
     q = load_rows(window(query, b, h), query, start, m, BLOCK_M, E, SPAN_E, EVEN_M)
     d_out = load_rows(window(grad, b, h), grad, start, m, BLOCK_M, V, SPAN_V, EVEN_M)

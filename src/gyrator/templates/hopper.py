@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gyrator.templates.attention import listed, scored, spot, unit, window
+from gyrator.templates.attention import listed, rows_of, scored, unit, window
 
 ONE_EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 """Of one number, which all threads of four warps have."""
@@ -60,12 +60,8 @@ def task(
 ):  # fmt: skip
     """Batch, head and first row of a program's tile; how many tiles of keys it has, how many of them come first, and
     where the numbers of their blocks are, and of the whole ones."""
-    batch, heads, m, n = sizes
-    count = gl.cdiv(m, BLOCK_M)
-    tile, plane = spot(pid, count, batch * heads)
-    b = plane // heads
-    h = plane % heads
-    start = (count - 1 - tile) * BLOCK_M
+    _batch, _heads, _m, n = sizes
+    b, h, start = rows_of(pid, sizes, BLOCK_M)
     tiles, some, partial, whole = gl.cdiv(n, BLOCK_N), gl.cdiv(n, BLOCK_N), (0, 0), (0, 0)
     if len(lists) > 0:
         number, partial = listed(lists[0], lists[1], b, h, start // SIDE_M)
