@@ -90,7 +90,7 @@ def _is_light(attend: Attend) -> bool:
     which what a mask reads of a row or a column adds little."""
     score, keep, *_ = attend.functions
     along = {*attend.axes[2:]}
-    dear = [e for f in attend.functions for e in f.walk() if isinstance(e, Op) and OPS[e.name].cost >= DEAR]
-    loads = [e for e in score.loads() if e.axes() & along] + [e for e in keep.loads() if e.axes() >= along]
-    light = not loads and not any(e.axes() & along for e in dear)
-    return light and all(view.shape[3].value == 128 for view in attend.operands)
+    each = {e for f in attend.functions for e in f.walk() if e.axes() & along}
+    dear = any(isinstance(e, Op) and OPS[e.name].cost >= DEAR for e in each)
+    read = not each.isdisjoint(score.loads()) or any(e.axes() >= along for e in keep.loads())
+    return not (dear or read) and all(view.shape[3].value == 128 for view in attend.operands)

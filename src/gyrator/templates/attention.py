@@ -79,6 +79,13 @@ def spot(pid, tiles, planes):
 
 
 @triton.jit
+def tiles_in_all(sizes, BLOCK_M: tl.constexpr):
+    """How many tiles of rows all batches and heads have."""
+    batch, heads, m, _n = sizes
+    return tl.cdiv(m, BLOCK_M) * batch * heads
+
+
+@triton.jit
 def rows_of(pid, sizes, BLOCK_M: tl.constexpr):
     """Batch, head and first row of the tile of number ``pid``."""
     batch, heads, m, _n = sizes
@@ -252,10 +259,8 @@ def forward(
 ):  # fmt: skip
     """Rows of the result, the logarithm of their sums and their greatest score, both base 2: a program's tile of them,
     or those of every PROGRAMS-th tile."""
-    batch, heads, m, _n = sizes
-    tiles = tl.cdiv(m, BLOCK_M)
     if PROGRAMS > 0:
-        for pid in range(tl.program_id(0), tiles * batch * heads, PROGRAMS):
+        for pid in range(tl.program_id(0), tiles_in_all(sizes, BLOCK_M), PROGRAMS):
             forward_tile(
                 pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, PLAIN, OPEN, E, V,
                 GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gyrator.templates.attention import listed, rows_of, scored, unit, window
+from gyrator.templates.attention import listed, rows_of, scored, tiles_in_all, unit, window
 
 ONE_EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 """Of one number, which all threads of four warps have."""
@@ -71,13 +71,6 @@ def task(
         number, whole = listed(lists[2], lists[3], b, h, start // SIDE_M)
         tiles += number * (SIDE_N // BLOCK_N)
     return b, h, start, tiles, some, partial, whole
-
-
-@gluon.jit
-def tiles_in_all(sizes, BLOCK_M: gl.constexpr):
-    """How many tiles of rows all batches and heads have."""
-    batch, heads, m, _n = sizes
-    return gl.cdiv(m, BLOCK_M) * batch * heads
 
 
 # -- who copies ----------------------------------------------------------------------------------------------

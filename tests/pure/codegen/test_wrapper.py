@@ -121,6 +121,17 @@ def test_a_value_within_another_begins_at_its_offset() -> None:
     assert "early = reinterpret(result, (4,), (1,), 16)  # not written yet" in text
 
 
+def test_wider_elements_within_another_begin_at_an_offset_of_theirs() -> None:
+    x, early = (replace(value(name, 4), dtype=torch.int64) for name in ("x", "early"))
+    result = value("result", 3, 8)
+    steps = (Allocate(result), Allocate(early, result, const(8)), Copy(full_view(early), full_view(x)))
+    plan = Plan("g", (Input(x),), (*steps, Free(x), Free(early)), (full_view(result),), ())
+    text, call = bound(plan)
+    (found,) = call([given := torch.tensor([1, -2, 1 << 40, 7])])
+    assert torch.equal(found[2].view(torch.int64), given)
+    assert "early = reinterpret(result.view(torch.int64), (4,), (1,), 8)  # not written yet" in text
+
+
 def test_operators_get_views_lists_and_constants() -> None:
     x, out = value("x", 2, 3), value("out", 3, 4)
     turned = View(x, (const(3), const(2)), (ONE, const(3)), ZERO)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ def value(name: str, count: int | Index = 16) -> Value:
 
 
 X, A, B, RESULT = value("x"), value("a"), value("b"), value("result", 64)
+LONG = replace(value("long"), dtype=torch.int64)
 
 
 def copy(into: Value, source: Value) -> Copy:
@@ -48,6 +51,16 @@ def joined(left: int, right: int, *, width: int = 8) -> Plan:
 MADE = (Allocate(RESULT), copy(RESULT, X))
 
 RIGHT = {
+    "wider elements beside others": plan(
+        Allocate(RESULT),
+        Allocate(A, RESULT, const(0)),
+        Allocate(LONG, RESULT, const(8)),
+        Allocate(B, RESULT, const(48)),
+        Free(A),
+        Free(LONG),
+        Free(B),
+        copy(RESULT, X),
+    ),
     "one after the other": plan(Allocate(A), copy(A, X), *MADE, copy(RESULT, A), Free(A)),
     "in place": plan(Allocate(A), copy(A, X), Allocate(B, A), copy(B, A), Free(A), *MADE, copy(RESULT, B), Free(B)),
     "within": plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), copy(A, X), Free(A), copy(RESULT, X)),
@@ -104,7 +117,14 @@ WRONG = {
         plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), Allocate(B, RESULT, const(8)), Free(A), Free(B)),
         "b and a may meet in result",
     ),
+    "two that meet by bytes": (
+        plan(Allocate(RESULT), Allocate(LONG, RESULT, const(0)), Allocate(A, RESULT, const(16)), Free(LONG), Free(A)),
+        "a and long may meet in result",
+    ),
     "beyond the end": (plan(Allocate(RESULT), Allocate(A, RESULT, const(60)), Free(A)), "a need not fit into result"),
+    "beyond the last byte": (
+        plan(Allocate(RESULT), Allocate(LONG, RESULT, const(24)), Free(LONG)), "long need not fit into result",
+    ),
     "a symbol that need not fit": (
         plan(Allocate(wide := value("wide", Size("s0", 2).index())), Allocate(A, wide, const(0))),
         "a need not fit into wide",
