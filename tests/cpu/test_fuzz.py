@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.acceptance import expect
+from tests.fuzz import harness
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
 from tests.fuzz.programs import DETACHING, LONG, WIDER, Program, define, generate
@@ -72,6 +73,20 @@ def test_a_wrong_answer_is_found(backend: str) -> None:
     program = Program(0, {"a0": "draw((3, 4), torch.float32, 1)"}, ("v0 = a0 * 2",), ("v0",), backward=False)
     assert complaint([program], backend="eager", dynamic=False) is None
     assert "rms error" in (complaint([program], backend=one_off, dynamic=False) or "")
+
+
+@pytest.mark.parametrize(
+    ("first", "failures"), [("v0 = a0 * 2", 1), ("v0 = a0[9] if torch.compiler.is_compiling() else a0", 0)]
+)
+def test_what_torch_itself_does_not_capture_is_no_failure(
+    first: str, failures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(graph, inputs):
+        raise ValueError("refused")
+
+    program = Program(0, {"a0": "draw((3, 4), torch.float32, 1)"}, (first,), ("v0",), backward=False)
+    monkeypatch.setattr(harness, "generate", lambda seed: program)
+    assert len([*run([0], Settings(refuse, tmp_path))]) == failures
 
 
 def test_shrinking_keeps_only_what_fails() -> None:

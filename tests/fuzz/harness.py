@@ -74,7 +74,8 @@ def _run_batch(batch: Sequence[Program], dynamic: bool, settings: Settings) -> I
         message = complaint([program], settings.backend, dynamic)
         if message is not None:
             found = True
-            yield _failure(program, message, dynamic, settings)
+            if _is_captured(program, dynamic):
+                yield _failure(program, message, dynamic, settings)
     if not found:
         message = complaint(batch, settings.backend, dynamic)
         if message is not None:
@@ -113,6 +114,12 @@ def complaint(batch: Sequence[Program], backend: str | Callable[..., Any], dynam
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "mismatch: " + "; ".join(lines) if lines else None
+
+
+def _is_captured(program: Program, dynamic: bool) -> bool:
+    """Whether torch itself captures and runs the program: 2.11's fake tensors have wrong strides for some views."""
+    message = complaint([program], "eager", dynamic)
+    return message is None or message.startswith("mismatch: ")
 
 
 def _expected(batch: Sequence[Program], together: Callable[..., Any]) -> Expected:
