@@ -18,6 +18,9 @@ from tests.scores import causal as below
 
 LIBRARY = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 Shape = tuple[int, int, int, int]
+in_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"]
+)
 
 
 def tensors(query: Shape, key: Shape, *, value_width: int = 0, seed: int = 0) -> list[Tensor]:
@@ -66,12 +69,19 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k[:, ::2], v[:, ::2], enable_gqa=True, is_causal=True)
 
 
+def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, scale=-0.3)
+
+
+@in_dtypes
 @pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("fn", [plain, causal, scaled, padded, biased, grouped])
-def test_a_template_computes_the_librarys_attention(fn: Callable[..., Tensor], backward: bool) -> None:
-    for query, key in (((2, 4, 133, 32), (2, 4, 261, 32)), ((1, 2, 300, 40), (1, 2, 140, 40)), ((2, 2, 9, 8),) * 2):
+@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, biased, grouped])
+def test_a_template_computes_the_librarys_attention(
+    fn: Callable[..., Tensor], backward: bool, dtype: torch.dtype
+) -> None:
+    for query, key in (((2, 4, 133, 32), (2, 4, 261, 32)), ((1, 2, 300, 39), (1, 2, 141, 39)), ((2, 2, 9, 8),) * 2):
         gyrator.reset()
-        given = [x.requires_grad_(backward) for x in tensors(query, key)]
+        given = [x.to(dtype).requires_grad_(backward) for x in tensors(query, key)]
         check(fn, given, backend="gyrator", backward=backward, dynamic=False)
         assert not called()
 
@@ -143,7 +153,7 @@ def assert_flexible(fn: Callable[..., Any], given: list[Tensor], **options: Any)
     assert not {name for name in externs if "mm" in name or "region" in name}, externs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@in_dtypes
 @pytest.mark.parametrize("keep", [None, below, late], ids=["all", "causal", "late"])
 @pytest.mark.parametrize("score", [None, alibi, softcap], ids=["plain", "alibi", "softcap"])
 def test_flex_attention_keeps_no_matrix_of_scores(dtype: torch.dtype, keep: Mod | None, score: Mod | None) -> None:

@@ -29,7 +29,7 @@ _NEEDED = {
     "avx512": _AVX512,
     "avx512_vnni": _VNNI,
     "avx512_bf16": (*_VNNI, "avx512_bf16"),
-    "amx": (*_AVX512, "amx_tile", "amx_bf16", "amx_int8"),
+    "amx": (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
 """What the processor must have for each instruction set, by its names in /proc/cpuinfo, from the least to the most. The
 two between avx512 and amx multiply and add up groups of int8, and of bfloat16 too; all else is as with avx512."""

@@ -21,7 +21,7 @@ from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.volume import iterations
-from gyrator.lowering.typed import op
+from gyrator.lowering.typed import cast, op
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu_tiling import fits
 from gyrator.schedule.kernel import Built
@@ -35,6 +35,7 @@ _LIBRARY = {
     ),
 }  # fmt: skip
 """The template that computes what a call of the library does, and what the call's arguments are."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _OF_BACKWARD = (*_OPERANDS[:4], "result", "sums")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
@@ -86,14 +87,14 @@ def _library(call: Extern) -> Attend | None:
     tensors, mask = tuple(given[name] for name in _OF_BACKWARD if name in given), given.get("attn_mask")
     axes, width, scale = _axes(tensors), tensors[0].shape[3].value, given.get("scale")
     views = (*tensors, *(() if mask is None else (mask,)))
-    strange = any(v.dtype is not None or v.value.dtype != torch.float32 or ZERO in v.shape for v in views)
+    strange = any(v.dtype is not None or v.value.dtype not in _DTYPES or ZERO in v.shape for v in views)
     if strange or given.get("dropout") or width is None:
         return None
     score: Expr = Ref("score", torch.float32, frozenset(axes))
     if mask is not None:
         steps = [ZERO if n is ONE else step for n, step in zip(mask.shape, mask.strides, strict=True)]
         at = dot(tuple(axis.index() for axis in axes[-len(steps) :]), tuple(steps)) + mask.offset
-        score = op("add", score, Load(mask.value, (at,)))
+        score = op("add", score, cast(Load(mask.value, (at,)), torch.float32))
     keep = causal(axes) if given.get("causal") else Const(True, torch.bool)
     scale = width**-0.5 if scale is None else float(scale)
     return Attend(template, axes, tensors, (), _shown(call), (score, keep), (1, 1), scale, natural=True)

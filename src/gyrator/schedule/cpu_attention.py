@@ -22,13 +22,14 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
 
     ROWS by MK keys are summed at once, then MR rows by VV vectors of columns; KEYS are a step. With lists rows and
     steps divide the blocks of those; MC keys by VV vectors are summed at once for gradients. Only ``forward`` and
-    ``backward``; of the library's calls (in float32) those of FEW rows or more, where there are vectors."""
+    ``backward``; of the library's calls those of FEW rows or more, where there are vectors."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
     wide_lists = any(view.value.dtype != torch.int32 for view in attend.lists)
     if attend.template not in ("forward", "backward") or wide_lists or (attend.natural and (rows < FEW or lanes == 1)):
         return "", ()
-    fitting = [v for v in (_VECTORS, 4, 2, 1) if not attend.lists or attend.sides[0] % (v * lanes) == 0]
+    some = (4, 2, 1) if cpu.on_tiles(query.value.dtype) else (_VECTORS, 4, 2, 1)  # tiles have pairs of vectors
+    fitting = [v for v in some if not attend.lists or attend.sides[0] % (v * lanes) == 0]
     v = min(fitting, key=lambda v: -(-rows // (v * lanes)) * _cost(_height(v, _PANEL, registers), v, _PANEL))
     all_rows, across = v * lanes, -(-wide // lanes)
     heights = {vv: _height(vv, all_rows, registers) for vv in range(4, 0, -1)}

@@ -139,3 +139,17 @@ def samples(ctype: str, seed: int, count: int = 1003) -> torch.Tensor:
     x[::2] = torch.randint(max(low, -40), 40, (len(x[::2]),), generator=g)
     e = torch.tensor([0, 1, 2, 3, 7, low, high, -1 if low else 8, -2 if low else 9], dtype=torch.int64)
     return torch.cat([x, e.repeat_interleave(len(e)) if seed == 1 else e.repeat(len(e))]).to(dtype)
+
+
+def build_for(target: str, text: str, folder: Path) -> ctypes.CDLL:
+    """Functions compiled for an instruction set, or for a "model" of AMX tiles; skips the test if the processor lacks
+    it."""
+    isa, needed = ("amx", "avx512_bf16") if target == "model" else (target, target)
+    if _ORDER.index(needed) > _ORDER.index(cpu_isa()):
+        pytest.skip(f"the processor has {cpu_isa()}")
+    source = folder / "kernel.cpp"
+    source.write_text(('#include "modelled_tiles.h"\n' if target == "model" else "") + text)
+    places = [f"-I{INCLUDE}", f"-I{Path(__file__).parent}"]
+    command = [str(find_toolchain(Config()).compiler), *FLAGS, *ISA_FLAGS[isa], *places]
+    subprocess.run([*command, str(source), "-o", str(folder / "kernel.so")], check=True)
+    return ctypes.CDLL(str(folder / "kernel.so"))

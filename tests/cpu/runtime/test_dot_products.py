@@ -4,23 +4,19 @@ instruction set."""
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, as_index
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config
-from gyrator.runtime.build import INCLUDE
-from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
+from gyrator.runtime.toolchain import ISA_FLAGS
 from gyrator.schedule.cpu_gemm import Cpu, packing_of, panels_of
-
-HERE = Path(__file__).parent
+from tests.cpu.runtime.headers import build_for
 
 KERNEL = """
 #include "gemm.h"
@@ -59,18 +55,6 @@ FUNCTION(packed, gy::bf16, float, 14, true)
 SIZES = [(64, 64, 96), (1, 33, 7), (16, 40, 64), (100, 130, 200), (37, 96, 33), (130, 70, 256)]
 
 
-def built(folder: Path, isa: str, *, first: str = "") -> ctypes.CDLL:
-    """The kernels for an instruction set; skips the test if the processor lacks it."""
-    order = tuple(ISA_FLAGS)
-    if order.index(isa) > order.index(cpu_isa()) and not (first and "avx512" in cpu_isa()):
-        pytest.skip(f"the processor has {cpu_isa()}")
-    source = folder / "kernel.cpp"
-    source.write_text(first + KERNEL)
-    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS[isa], f"-I{INCLUDE}", f"-I{HERE}"]
-    subprocess.run([*command, str(source), "-o", str(folder / "kernel.so")], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
-
-
 @pytest.fixture(scope="module", params=["avx512_bf16", "amx", "model"])
 def of_bfloat16(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Cpu]:
     """The kernels of bfloat16 where it is multiplied as it is, and what they are built for."""
@@ -84,8 +68,7 @@ def of_bytes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def built_for(target: str, folder: Path) -> tuple[ctypes.CDLL, Cpu]:
-    isa = "amx" if target == "model" else target
-    return built(folder, isa, first='#include "modelled_tiles.h"\n' if target == "model" else ""), Cpu(isa, 1)
+    return build_for(target, KERNEL, folder), Cpu("amx" if target == "model" else target, 1)
 
 
 def call(function: ctypes._CFuncPtr, x: Tensor, w: Tensor, matrix: Tensor) -> Tensor:

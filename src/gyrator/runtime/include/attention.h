@@ -105,6 +105,9 @@ static void add_to_rows(float* total, const float* weights, const float* right, 
 
 // e^x, but 0 where that is below the normal numbers: with those some processors multiply a hundred times as slowly.
 template <int L> GY_FN Vec<float, L> weight_of(Vec<float, L> x) {
+#if defined(GY_AVX512)
+  if constexpr (L == 16) return {{part::exp_in_range(x.p[0], part::not_below(x.p[0], -87.0f))}};
+#endif
   return where(lt(x, broadcast<L>(-87.0f)), broadcast<L>(0.0f), exp(x));
 }
 
@@ -135,32 +138,95 @@ template <class Self, int Keys> struct KeyWalk {
   }
 };
 
+// What is known of a tile's rows while keys are walked: their greatest scores, the sums of their weights, and what sums
+// of before the last step are to be multiplied by.
+template <int TileRows> struct RowsOfScores {
+  static constexpr int L = gemm_lanes;
+  using F = Vec<float, L>;
+  Scratch<float> tops, sums, factors;
+  RowsOfScores() : tops(TileRows), sums(TileRows), factors(TileRows) {}
+
+  void begin() {
+    for (int r = 0; r < TileRows; r += L) store(tops.at + r, broadcast<L>(-infinity<float>));
+    clear(sums.at, TileRows);
+  }
+  // Scores of `count` keys, times `by`, become weights: `weigh(r, base)` makes those of a vector of rows, whose exponents
+  // are counted from `base`, and returns their sum.
+  template <class Weigh> GY_INLINE void update(const float* scores, int64_t count, float by, const Weigh& weigh) {
+    F top[TileRows / L];
+    GY_UNROLL for (int v = 0; v < TileRows / L; ++v) top[v] = broadcast<L>(-infinity<float>);
+    for (int64_t j = 0; j < count; ++j)
+      GY_UNROLL for (int v = 0; v < TileRows / L; ++v) top[v] = maximum(top[v], load<L>(scores + j * TileRows + v * L));
+    for (int v = 0, r = 0; v < TileRows / L; ++v, r += L) {
+      const F old = load<L>(tops.at + r), now = maximum(old, mul(top[v], broadcast<L>(by)));
+      const F base = MaxAndSum<float, L>::base(now), factor = exp(sub(old, base));
+      store(tops.at + r, now);
+      store(factors.at + r, factor);
+      store(sums.at + r, add(mul(load<L>(sums.at + r), factor), weigh(r, base)));
+    }
+  }
+  // The result of `total`, rows of `stride`; 0 in rows without a score; logarithms of the sums of exponentials, and
+  // greatest scores, both to base 2 if not natural, in which case rows without a score have 0, as the library leaves
+  // them, instead of -inf.
+  template <class O>
+  void finish(RowTile tile, const float* total, int64_t stride, int64_t wide, bool natural, Rows<O> out,
+              Rows<float> logs, Rows<float> greatest) const {
+    const float unit = natural ? 1.0f : 1.4426950408889634f, none = natural ? 0.0f : -infinity<float>;
+    out.put(tile.row, tile.rows(), wide, total, stride,
+            [&](int64_t r) { return sums.at[r] == 0.0f ? 0.0f : 1.0f / sums.at[r]; });
+    for (int64_t r = 0; r < tile.rows() && logs.at != nullptr; ++r) {
+      const float log_of = scalar(log(broadcast<1>(sums.at[r])));
+      logs.at[(tile.row + r) * logs.si] = sums.at[r] == 0.0f ? none : (tops.at[r] + log_of) * unit;
+    }
+    for (int64_t r = 0; r < tile.rows() && greatest.at != nullptr; ++r)
+      greatest.at[(tile.row + r) * greatest.si] = tops.at[r] * unit;
+  }
+};
+
+// Which step's keys and values are in which slot: all for a head where they are few, else those of the last step.
+struct Slots {
+  static constexpr int64_t kept = int64_t(1) << 20;  // bytes of keys in panels that may stay for all tiles of a head
+  const int64_t count;
+  Scratch<int64_t> found;
+  const void *keys = nullptr, *values = nullptr;
+  Slots(int64_t bytes, int64_t steps) : count(bytes <= kept ? max_index(1, steps) : 1), found(count) {}
+  void begin(const void* k, const void* v) {
+    if (keys != k || values != v)
+      for (int64_t s = 0; s < count; ++s) found.at[s] = -1;
+    keys = k, values = v;
+  }
+  // Whether a step's keys and values are there; from now on they are.
+  bool has(int64_t step) {
+    int64_t& at = found.at[step % count];
+    const bool known = at == step;
+    at = step;
+    return known;
+  }
+};
+
 // Tiles of TileRows, whole vectors. MK keys by all rows, and MR rows by VV vectors of columns, are what micro-kernels
 // sum; Keys, a multiple of panels, are a step.
 template <class T, int TileRows, int MK, int MR, int VV, int Keys>
 struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
   static constexpr int L = gemm_lanes, V = TileRows / L;
-  static constexpr int64_t kept = int64_t(1) << 20;  // bytes of keys in panels that may stay for all tiles of a head
-  using F = Vec<float, L>;
-  const int64_t keys, width, wide, padded, slots;
-  Scratch<float> query, key_panels, values, scores, total, tops, sums, factors;
-  Scratch<int64_t> found;  // which step's keys and values are in a slot
+  const int64_t keys, width, wide, padded;
+  RowsOfScores<TileRows> rows;
+  Slots slots;
+  Scratch<float> query, key_panels, values, scores, total;
   Lying<T> key{}, value{};
   RowTile tile{};
 
   Attention(int64_t keys, int64_t width, int64_t wide)
       : keys(keys), width(width), wide(wide), padded(round_up(wide, VV * L)),
-        slots(keys * width * 4 <= kept ? max_index(1, (keys + Keys - 1) / Keys) : 1), query(width * TileRows + L),
-        key_panels(slots * Keys * width + L), values(slots * Keys * padded + L), scores(Keys * TileRows),
-        total(TileRows * padded), tops(TileRows), sums(TileRows), factors(TileRows), found(slots) {}
+        slots(keys * width * 4, (keys + Keys - 1) / Keys), query(width * TileRows + L),
+        key_panels(slots.count * Keys * width + L), values(slots.count * Keys * padded + L), scores(Keys * TileRows),
+        total(TileRows * padded) {}
 
   void begin(RowTile at, float scale, Lying<T> q, Lying<T> k, Lying<T> v) {
-    if (tile.row_end == 0 || k.at != key.at || v.at != value.at)
-      for (int64_t s = 0; s < slots; ++s) found.at[s] = -1;
+    rows.begin();
+    slots.begin(k.at, v.at);
     tile = at, key = k, value = v;
     pack_rows(query.at, TileRows, q, tile, width, scale);
-    for (int r = 0; r < TileRows; r += L) store(tops.at + r, broadcast<L>(-infinity<float>));
-    clear(sums.at, TileRows);
     clear(total.at, TileRows * padded);
   }
   template <class Change> void step(int64_t j, int64_t j_end, const Change& change) {
@@ -170,51 +236,33 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
     weigh(count);
     add_to_rows<MR, VV, TileRows>(total.at, scores.at, values.at + slot * Keys * padded, padded, tile.rows(), count);
   }
-  // The result, 0 in rows without a score; logarithms of the sums of exponentials, and greatest scores, both to base 2
-  // if not natural, in which case rows without a score have 0, as the library leaves them, instead of -inf.
   template <class O> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) const {
-    const float unit = natural ? 1.0f : 1.4426950408889634f, none = natural ? 0.0f : -infinity<float>;
-    out.put(tile.row, tile.rows(), wide, total.at, padded,
-            [&](int64_t r) { return sums.at[r] == 0.0f ? 0.0f : 1.0f / sums.at[r]; });
-    for (int64_t r = 0; r < tile.rows() && logs.at != nullptr; ++r) {
-      const float log_of = scalar(log(broadcast<1>(sums.at[r])));
-      logs.at[(tile.row + r) * logs.si] = sums.at[r] == 0.0f ? none : (tops.at[r] + log_of) * unit;
-    }
-    for (int64_t r = 0; r < tile.rows() && greatest.at != nullptr; ++r)
-      greatest.at[(tile.row + r) * greatest.si] = tops.at[r] * unit;
+    rows.finish(tile, total.at, padded, wide, natural, out, logs, greatest);
   }
 
  private:
   // Keys of the step at `j`, which begins at a multiple of Keys, in panels, and values with whole vectors.
   int64_t packed(int64_t j) {
-    const int64_t number = j / Keys, slot = number % slots, end = min_index(keys, j + Keys);
-    if (found.at[slot] == number) return slot;
-    found.at[slot] = number;
+    const int64_t slot = j / Keys % slots.count, end = min_index(keys, j + Keys);
+    if (slots.has(j / Keys)) return slot;
     pack_keys(key_panels.at + slot * Keys * width, key, j, end, width);
     copy_rows(values.at + slot * Keys * padded, padded, value, j, end, wide);
     return slot;
   }
   // Scores become weights, and what is summed so far counts by the new greatest scores.
   __attribute__((noinline)) void weigh(int64_t count) {
-    for (int r = 0; r < TileRows; r += L) {
-      float* const at = scores.at + r;
-      const F old = load<L>(tops.at + r);
-      F top = old;
-      for (int64_t j = 0; j < count; ++j) top = maximum(top, load<L>(at + j * TileRows));
-      const F base = MaxAndSum<float, L>::base(top), factor = exp(sub(old, base));
-      F sum = mul(load<L>(sums.at + r), factor);
-      for (int64_t j = 0; j < count; ++j) {
-        const F weight = weight_of(sub(load<L>(at + j * TileRows), base));
+    rows.update(scores.at, count, 1, [&](int r, auto base) GY_INLINE {
+      auto sum = broadcast<L>(0.0f);
+      for (int64_t at = r; at < count * TileRows; at += TileRows) {
+        const auto weight = weight_of(sub(load<L>(scores.at + at), base));
         sum = add(sum, weight);
-        store(at + j * TileRows, weight);
+        store(scores.at + at, weight);
       }
-      store(tops.at + r, top);
-      store(sums.at + r, sum);
-      store(factors.at + r, factor);
-    }
+      return sum;
+    });
     for (int64_t r = 0; r < tile.rows(); ++r) {
-      if (factors.at[r] == 1.0f) continue;
-      const F factor = broadcast<L>(factors.at[r]);
+      if (rows.factors.at[r] == 1.0f) continue;
+      const auto factor = broadcast<L>(rows.factors.at[r]);
       float* const row = total.at + r * padded;
       for (int64_t c = 0; c < padded; c += L) store(row + c, mul(load<L>(row + c), factor));
     }
@@ -224,3 +272,4 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
 }  // namespace gy
 
 #include "attention_gradient.h"
+#include "attention_pairs.h"

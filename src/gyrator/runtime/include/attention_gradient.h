@@ -12,6 +12,29 @@
 
 namespace gy {
 
+// Of a tile's rows: logarithms of sums, and what the result's gradient makes of the result. Rows that are not there have
+// no weights.
+template <int TileRows> struct RowsOfGradients {
+  static constexpr int L = gemm_lanes;
+  const int64_t wide, padded;
+  Scratch<float> sums, deltas, grad, result;
+  explicit RowsOfGradients(int64_t wide)
+      : wide(wide), padded(round_up(wide, L)), sums(TileRows), deltas(TileRows), grad(TileRows * padded + L),
+        result(TileRows * padded + L) {}
+  template <class T> void begin(RowTile tile, Lying<T> g, Lying<T> o, Lying<float> logs) {
+    copy_rows(grad.at, padded, g, tile.row, tile.row_end, wide);
+    copy_rows(result.at, padded, o, tile.row, tile.row_end, wide);
+    for (int64_t r = 0; r < TileRows; ++r) {
+      const bool there = r < tile.rows();
+      sums.at[r] = there ? logs.at[(tile.row + r) * logs.si] : infinity<float>;
+      Sum<float, L> delta;
+      for (int64_t c = r * padded; c < (r + 1) * padded && there; c += L)
+        delta.update(mul(load<L>(grad.at + c), load<L>(result.at + c)));
+      deltas.at[r] = scalar(delta.result());
+    }
+  }
+};
+
 // As gy::Attention; MC keys by VV vectors of columns are summed at once too.
 template <class T, int TileRows, int MK, int MR, int VV, int MC, int Keys>
 struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC, Keys>, Keys> {
@@ -19,19 +42,20 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
   using F = Vec<float, L>;
   const int64_t keys, width, wide, padded, padded_wide, all_keys;
   Scratch<float> query, grad;                    // of a tile, its rows beside each other
-  Scratch<float> query_rows, grad_rows, result;  // the same row by row, and the result
+  Scratch<float> query_rows, grad_rows;          // the same row by row
   Scratch<float> key_panels, value_panels, key_rows, d_key, d_value, d_query;
-  Scratch<float> weights, slopes, sums, deltas;
+  Scratch<float> weights, slopes;
+  RowsOfGradients<TileRows> rows;
   RowTile tile{};
   float scale = 1;
 
   AttentionGradient(int64_t keys, int64_t width, int64_t wide)
       : keys(keys), width(width), wide(wide), padded(round_up(width, VV * L)), padded_wide(round_up(wide, VV * L)),
         all_keys(round_up(keys, Keys)), query(width * TileRows + L), grad(wide * TileRows + L),
-        query_rows(TileRows * padded + L), grad_rows(TileRows * padded_wide + L), result(TileRows * padded_wide + L),
+        query_rows(TileRows * padded + L), grad_rows(TileRows * padded_wide + L),
         key_panels(all_keys * width + L), value_panels(all_keys * wide + L), key_rows(all_keys * padded + L),
         d_key(all_keys * padded), d_value(all_keys * padded_wide), d_query(TileRows * padded),
-        weights(Keys * TileRows), slopes(Keys * TileRows), sums(TileRows), deltas(TileRows) {}
+        weights(Keys * TileRows), slopes(Keys * TileRows), rows(wide) {}
 
   void begin(RowTile at, float by, Lying<T> q, Lying<T> k, Lying<T> v, Lying<T> g, Lying<T> o, Lying<float> logs) {
     tile = at, scale = by;
@@ -46,16 +70,8 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
     pack_rows(grad.at, TileRows, g, tile, wide, 1);
     copy_rows(query_rows.at, padded, q, tile.row, tile.row_end, width);
     copy_rows(grad_rows.at, padded_wide, g, tile.row, tile.row_end, wide);
-    copy_rows(result.at, padded_wide, o, tile.row, tile.row_end, wide);
+    rows.begin(tile, g, o, logs);
     clear(d_query.at, TileRows * padded);
-    for (int64_t r = 0; r < TileRows; ++r) {  // rows that are not there have no weights
-      const bool there = r < tile.rows();
-      sums.at[r] = there ? logs.at[(tile.row + r) * logs.si] : infinity<float>;
-      Sum<float, L> delta;
-      for (int64_t c = r * padded_wide; c < (r + 1) * padded_wide && there; c += L)
-        delta.update(mul(load<L>(grad_rows.at + c), load<L>(result.at + c)));
-      deltas.at[r] = scalar(delta.result());
-    }
   }
   template <class Change> void step(int64_t j, int64_t j_end, const Change& change) {
     const int64_t count = j_end - j;
@@ -85,7 +101,7 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
   // Scores become weights, and their gradients those of scores; both are 0 for further keys that are summed with these.
   __attribute__((noinline)) void weigh(int64_t count) {
     for (int r = 0; r < TileRows; r += L) {
-      const F log_of = load<L>(sums.at + r), delta = load<L>(deltas.at + r);
+      const F log_of = load<L>(rows.sums.at + r), delta = load<L>(rows.deltas.at + r);
       for (int64_t at = r; at < count * TileRows; at += TileRows) {
         const F weight = weight_of(sub(load<L>(weights.at + at), log_of));
         store(weights.at + at, weight);

@@ -74,8 +74,9 @@ template <int V> static void sum_shift(int32_t* shift, const int8_t* panel, int6
   for (int j = 0; j < V; ++j) store(shift + j * 16, Vec<int32_t, 16>{{sum[j]}});
 }
 
-// total[i, j] (+)= sum over k of a[k, i] * b[k, j] - shift[j] for M rows and V registers of columns.
-template <int M, int V, class Left, class T, class Sum>
+// total[i, j] (+)= sum over k of a[k, i] * b[k, j] - shift[j] for M rows and V registers of columns. Of a, the groups of a
+// row are Lead of them apart, rows Apart.
+template <int M, int V, int Lead = M, int Apart = 1, class Left, class T, class Sum>
 static __attribute__((noinline)) void multiply_groups(Sum* total, int64_t stride, const Left* a, const T* b,
                                                       int64_t depth, const Sum* shift, bool fresh) {
   using S = native<Sum, 16>;
@@ -84,11 +85,11 @@ static __attribute__((noinline)) void multiply_groups(Sum* total, int64_t stride
     _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) sum[i][j] = S{};
   const int32_t* left = reinterpret_cast<const int32_t*>(a);
   const int32_t* panel = reinterpret_cast<const int32_t*>(b);
-  for (int64_t k = 0; k < depth; k += 4 / sizeof(T), left += M, panel += V * 16) {
+  for (int64_t k = 0; k < depth; k += 4 / sizeof(T), left += Lead, panel += V * 16) {
     v16si right[V];
     _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) right[j] = read_as<v16si>(panel + j * 16);
     _Pragma("GCC unroll 64") for (int i = 0; i < M; ++i) {
-      const v16si spread = v16si{} + read_as<int32_t>(left + i);
+      const v16si spread = v16si{} + read_as<int32_t>(left + i * Apart);
       _Pragma("GCC unroll 64") for (int j = 0; j < V; ++j) sum[i][j] = add_groups(sum[i][j], spread, right[j]);
     }
   }
