@@ -118,14 +118,37 @@ def test_values_may_be_wider_and_lie_anyhow() -> None:
     check(plain, [q.mT.contiguous().mT, k[:, :1].expand(-1, 2, -1, -1), v.flip(3)], backend="gyrator")
 
 
-def test_the_library_has_few_rows_doubles_and_what_the_user_leaves_to_it() -> None:
-    few, many = tensors((2, 2, 1, 32), (2, 2, 70, 32)), tensors((2, 2, 70, 32), (2, 2, 70, 32))
+def test_the_library_has_doubles_gradients_of_few_rows_and_what_the_user_leaves_to_it() -> None:
+    few, many = tensors((2, 2, 3, 32), (2, 2, 70, 32)), tensors((2, 2, 70, 32), (2, 2, 70, 32))
     for given, options in (
-        (few, {}), ([x.double() for x in many], {}), (many, {"gemm_backends": ["aten"]}), (many, {"numerics": "eager"}),
+        ([x.double() for x in many], {}), (many, {"gemm_backends": ["aten"]}), (many, {"numerics": "eager"}),
     ):  # fmt: skip
         gyrator.reset()
         torch.compile(plain, backend="gyrator", options=options)(*given)
         assert called() == {LIBRARY}
+    gyrator.reset()
+    check(causal, [x.requires_grad_() for x in few], backend="gyrator", backward=True)
+    assert called() == {f"{LIBRARY.removesuffix('.default')}_backward.default"}
+
+
+@in_dtypes
+@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, biased, grouped])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_few_rows_read_keys_and_values_as_they_lie(fn: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
+    gyrator.reset()
+    check(fn, [x.to(dtype) for x in tensors((2, 4, rows, 64), (2, 4, 131, 64))], backend="gyrator", dynamic=False)
+    q, *others = (x.to(dtype) for x in tensors((2, 4, rows, 150), (2, 4, 300, 150)))
+    check(fn, [q, *(x.mT.contiguous().mT for x in others)], backend="gyrator", dynamic=False)
+    assert not called()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("keep", [None, late])
+def test_few_rows_of_flex_attention(keep: Mod | None, isa: str) -> None:
+    for rows in (1, 4, 6):
+        mask = None if keep is None else create_block_mask(keep, None, None, rows, 300, device="cpu")
+        given = tensors((2, 4, rows, 40), (2, 2, 300, 40), value_width=72)
+        assert_flexible(flexible(alibi, mask), given, dynamic=False, options={"cpu_isa": isa})
 
 
 def test_not_numbers_and_infinities_stay_what_they_are_in_eager() -> None:
@@ -134,6 +157,9 @@ def test_not_numbers_and_infinities_stay_what_they_are_in_eager() -> None:
     q[0, 0, 3], v[0, 1, 7] = torch.nan, torch.inf
     got, wanted = torch.compile(plain, backend="gyrator")(q, k, v), plain(q, k, v)
     torch.testing.assert_close(got, wanted, equal_nan=True)
+    gyrator.reset()
+    q = q[:, :, 2:5]
+    torch.testing.assert_close(torch.compile(plain, backend="gyrator")(q, k, v), plain(q, k, v), equal_nan=True)
 
 
 # -- flex_attention ------------------------------------------------------------------------------------------

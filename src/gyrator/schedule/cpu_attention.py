@@ -12,7 +12,7 @@ from gyrator.ir.volume import volume
 from gyrator.schedule.cpu_gemm import REGISTERS, Cpu
 
 FEW = 8
-"""Rows of which attention is the library's call, which need not fill vectors."""
+"""Rows of which the gradient is the library's call, which need not fill vectors."""
 _VECTORS, _KEYS, _PANEL = 3, 128, 16
 """Vectors of rows and keys at a time, with which scores stay in the first two caches; keys that lie side by side."""
 
@@ -21,12 +21,15 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     """The template for a call and its numbers.
 
     ROWS by MK keys are summed at once, then MR rows by VV vectors of columns; KEYS are a step. With lists rows and
-    steps divide the blocks of those; MC keys by VV vectors are summed at once for gradients. Only ``forward`` and
-    ``backward``; of the library's calls those of FEW rows or more, where there are vectors."""
+    steps divide the blocks of those; MC keys by VV vectors are summed at once for gradients. ROWS that fill half of a
+    vector at most have a text of their own. Only ``forward`` and ``backward``; of the library's calls those where there
+    are vectors, and gradients of FEW rows or more."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
     wide_lists = any(view.value.dtype != torch.int32 for view in attend.lists)
-    if attend.template not in ("forward", "backward") or wide_lists or (attend.natural and (rows < FEW or lanes == 1)):
+    few, backward = rows <= lanes // 2, attend.template == "backward"
+    stays = attend.natural and (lanes == 1 or (backward and rows < FEW))
+    if attend.template not in ("forward", "backward") or wide_lists or stays:
         return "", ()
     some = (4, 2, 1) if cpu.on_tiles(query.value.dtype) else (_VECTORS, 4, 2, 1)  # tiles have pairs of vectors
     fitting = [v for v in some if not attend.lists or attend.sides[0] % (v * lanes) == 0]
@@ -35,8 +38,9 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
     heights = {vv: _height(vv, all_rows, registers) for vv in range(4, 0, -1)}
     vv = min(heights, key=lambda vv: -(-across // vv) * _cost(heights[vv], vv, all_rows))
     keys = gcd(_KEYS, attend.sides[1]) if attend.lists else _KEYS
+    all_rows = 1 << (rows - 1).bit_length() if few and not backward else all_rows
     numbers = {"ROWS": all_rows, "MK": _height(v, _PANEL, registers), "MR": heights[vv], "VV": vv}
-    numbers |= {"MC": _height(vv, keys, registers)} if attend.template == "backward" else {}
+    numbers |= {"MC": _height(vv, keys, registers)} if backward else {}
     return attend.template, (Config((*numbers.items(), ("KEYS", keys)), 1),)
 
 

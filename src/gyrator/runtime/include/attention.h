@@ -138,6 +138,22 @@ template <class Self, int Keys> struct KeyWalk {
   }
 };
 
+// The result of `total`, rows of `stride`; 0 in rows without a score; logarithms of the sums of exponentials, and greatest
+// scores, both to base 2 if not natural, in which case rows without a score have 0, as the library leaves them, instead of
+// -inf.
+template <class O>
+static void finish_rows(RowTile tile, const float* total, int64_t stride, int64_t wide, const float* tops,
+                        const float* sums, bool natural, Rows<O> out, Rows<float> logs, Rows<float> greatest) {
+  const float unit = natural ? 1.0f : 1.4426950408889634f, none = natural ? 0.0f : -infinity<float>;
+  out.put(tile.row, tile.rows(), wide, total, stride, [&](int64_t r) { return sums[r] == 0.0f ? 0.0f : 1.0f / sums[r]; });
+  for (int64_t r = 0; r < tile.rows() && logs.at != nullptr; ++r) {
+    const float log_of = scalar(log(broadcast<1>(sums[r])));
+    logs.at[(tile.row + r) * logs.si] = sums[r] == 0.0f ? none : (tops[r] + log_of) * unit;
+  }
+  for (int64_t r = 0; r < tile.rows() && greatest.at != nullptr; ++r)
+    greatest.at[(tile.row + r) * greatest.si] = tops[r] * unit;
+}
+
 // What is known of a tile's rows while keys are walked: their greatest scores, the sums of their weights, and what sums
 // of before the last step are to be multiplied by.
 template <int TileRows> struct RowsOfScores {
@@ -164,22 +180,6 @@ template <int TileRows> struct RowsOfScores {
       store(factors.at + r, factor);
       store(sums.at + r, add(mul(load<L>(sums.at + r), factor), weigh(r, base)));
     }
-  }
-  // The result of `total`, rows of `stride`; 0 in rows without a score; logarithms of the sums of exponentials, and
-  // greatest scores, both to base 2 if not natural, in which case rows without a score have 0, as the library leaves
-  // them, instead of -inf.
-  template <class O>
-  void finish(RowTile tile, const float* total, int64_t stride, int64_t wide, bool natural, Rows<O> out,
-              Rows<float> logs, Rows<float> greatest) const {
-    const float unit = natural ? 1.0f : 1.4426950408889634f, none = natural ? 0.0f : -infinity<float>;
-    out.put(tile.row, tile.rows(), wide, total, stride,
-            [&](int64_t r) { return sums.at[r] == 0.0f ? 0.0f : 1.0f / sums.at[r]; });
-    for (int64_t r = 0; r < tile.rows() && logs.at != nullptr; ++r) {
-      const float log_of = scalar(log(broadcast<1>(sums.at[r])));
-      logs.at[(tile.row + r) * logs.si] = sums.at[r] == 0.0f ? none : (tops.at[r] + log_of) * unit;
-    }
-    for (int64_t r = 0; r < tile.rows() && greatest.at != nullptr; ++r)
-      greatest.at[(tile.row + r) * greatest.si] = tops.at[r] * unit;
   }
 };
 
@@ -237,7 +237,7 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
     add_to_rows<MR, VV, TileRows>(total.at, scores.at, values.at + slot * Keys * padded, padded, tile.rows(), count);
   }
   template <class O> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) const {
-    rows.finish(tile, total.at, padded, wide, natural, out, logs, greatest);
+    finish_rows(tile, total.at, padded, wide, rows.tops.at, rows.sums.at, natural, out, logs, greatest);
   }
 
  private:
@@ -272,4 +272,5 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
 }  // namespace gy
 
 #include "attention_gradient.h"
+#include "attention_few.h"
 #include "attention_pairs.h"

@@ -16,7 +16,7 @@ template <int TileRows> constexpr int pair_panel = TileRows;
 #endif
 // Lengths of what is summed are multiples of the unit; rows and steps whole panels.
 template <int TileRows, int Keys>
-concept in_pairs = TileRows % pair_panel<TileRows> == 0 && Keys % (pair_unit > key_panel ? pair_unit : key_panel) == 0;
+concept in_pairs = TileRows % gemm_lanes == 0 && TileRows % pair_panel<TileRows> == 0 && Keys % (pair_unit > key_panel ? pair_unit : key_panel) == 0;
 
 // Left operands. Tiles read rows, which have a multiple of the unit elements; dot products panels of pairs.
 GY_FN int64_t whole_rows(int64_t count) { return round_up(count, pair_unit > key_panel ? pair_unit : key_panel); }
@@ -142,7 +142,7 @@ struct Attention<bf16, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<bf16, Til
   }
   template <class O> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) const {
     transpose_block(total.at, TileRows, results.at, tall, wide, tile.rows());
-    rows.finish(tile, results.at, tall, wide, natural, out, logs, greatest);
+    finish_rows(tile, results.at, tall, wide, rows.tops.at, rows.sums.at, natural, out, logs, greatest);
   }
 
  private:
