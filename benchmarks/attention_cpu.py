@@ -1,6 +1,6 @@
-"""Attention on a processor in float32: the library's call, Inductor, and gyrator's templates.
+"""Attention on a processor: the library's call, Inductor, and gyrator's templates.
 
-    taskset -c 1 python -m benchmarks.attention_cpu --threads 1 --json out.json
+    taskset -c 1 python -m benchmarks.attention_cpu --threads 1 --dtype bfloat16 --json out.json
 
 Milliseconds of forward, and of a whole step with its gradient, in turns in one process; medians count. Inductor calls
 the library for `scaled_dot_product_attention` and has a template for flex_attention, without gradients. Eager computes
@@ -30,7 +30,8 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Case:
-    """Attention of so many heads, rows (as many keys) and columns; ``groups`` heads have the same keys."""
+    """Attention of so many heads, rows (as many ``keys`` unless said) and columns; ``groups`` heads have the same keys.
+    With keys said it is a step of decoding: there are no gradients."""
 
     name: str
     batch: int
@@ -40,23 +41,25 @@ class Case:
     groups: int = 1
     mask: str = ""
     flex: str = ""
+    keys: int = 0
 
-    def tensors(self, *, track: bool) -> list[Tensor]:
-        heads = (self.heads, self.heads // self.groups, self.heads // self.groups)
-        shapes = [(self.batch, self.rows, n, self.width) for n in heads]
-        return [torch.randn(s).transpose(1, 2).requires_grad_(track) for s in shapes]
+    def tensors(self, dtype: torch.dtype, *, track: bool) -> list[Tensor]:
+        few = (self.keys or self.rows, self.heads // self.groups)
+        shapes = [(self.batch, m, n, self.width) for m, n in ((self.rows, self.heads), few, few)]
+        return [torch.randn(s, dtype=dtype).transpose(1, 2).requires_grad_(track) for s in shapes]
 
     def attention(self) -> Attention:
         if self.flex:
             return self._flexible()
         b, h, m = self.batch, self.heads, self.rows
         masks = {"padding": torch.zeros(b, 1, 1, m), "bias": torch.randn(1, h, m, m)}
-        return partial(
-            F.scaled_dot_product_attention,
-            attn_mask=masks.get(self.mask),
-            is_causal=self.mask == "causal",
-            enable_gqa=self.groups > 1,
-        )
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            mask = masks[self.mask].to(q.dtype) if self.mask in masks else None
+            causal = self.mask == "causal"
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=self.groups > 1)
+
+        return attend
 
     def _flexible(self) -> Attention:
         numbers = torch.arange(self.rows) // 300
@@ -83,6 +86,8 @@ CASES = [
     Case("Llama, 2 x 512", 2, 16, 512, 128, groups=4, mask="causal"),
     Case("2,048 causal", 1, 12, 2048, 64, mask="causal"),
     Case("2,048", 1, 12, 2048, 64),
+    Case("decode, 2,048 keys", 4, 16, 1, 128, keys=2048),
+    Case("decode, 2,048 keys of 4 heads", 4, 32, 1, 128, groups=4, keys=2048),
     *[Case(f"flex {name}, 2,048", 1, 8, 2048, 64, flex=name) for name in
       ("causal", "window", "documents", "alibi", "softcap")],
 ]  # fmt: skip
@@ -105,20 +110,21 @@ def step(attention: Attention, tensors: list[Tensor]) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, tensors, torch.ones_like(out))]
 
 
-def measure(case: Case) -> Iterator[dict[str, object]]:
+def measure(case: Case, dtype: torch.dtype) -> Iterator[dict[str, object]]:
     """A row for forward, and one for a step where no contender lacks gradients."""
     torch._dynamo.reset()
     eager = case.attention()
-    for kind in ("forward",) if case.flex else ("forward", "step"):
-        tensors = case.tensors(track=kind == "step")
+    close = 1e-4 if dtype == torch.float32 else 0.05
+    for kind in ("forward",) if case.flex or case.keys else ("forward", "step"):
+        tensors = case.tensors(dtype, track=kind == "step")
         ways = {"eager": eager, "inductor": torch.compile(eager), "gyrator": torch.compile(eager, backend="gyrator")}
         calls = {name: partial(step if kind == "step" else _result, way, tensors) for name, way in ways.items()}
         wanted = calls["eager"]()
         for name in ("inductor", "gyrator"):
             for found, exact in zip(calls[name](), wanted, strict=True):
-                torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(found, exact, rtol=close, atol=close)
             calls[name]()
-        yield {"case": case.name, "kind": kind, **medians(calls)}  # type: ignore[arg-type]
+        yield {"case": case.name, "kind": kind, "dtype": f"{dtype}".removeprefix("torch."), **medians(calls)}  # type: ignore[arg-type]
 
 
 def _result(attention: Attention, tensors: list[Tensor]) -> list[Tensor]:
@@ -128,12 +134,13 @@ def _result(attention: Attention, tensors: list[Tensor]) -> list[Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     rows: list[dict[str, object]] = []
     for case in CASES:
-        for row in measure(case):
+        for row in measure(case, getattr(torch, given.dtype)):
             rows.append(row | {"threads": given.threads})
             print(rows[-1], flush=True)
     if given.json is not None:
