@@ -142,6 +142,38 @@ def test_few_rows_read_keys_and_values_as_they_lie(fn: Callable[..., Tensor], ro
     assert not called()
 
 
+def kernels(fn: Callable[..., Tensor], given: list[Tensor]) -> list[str]:
+    (graph,) = gyrator.explain(fn, *given, timing=False).data.graphs()
+    return [kernel.name for kernel in graph.record.kernels]
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_are_not_copied_for_the_heads_that_share_them(rows: int, masked: bool) -> None:
+    def repeated(x: Tensor) -> Tensor:
+        b, h, n, d = x.shape
+        return x[:, :, None].expand(b, h, 4, n, d).reshape(b, 4 * h, n, d)
+
+    def shared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = bias if masked else None
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v), attn_mask=mask)
+
+    bias = torch.randn(2, 8, rows, 70, generator=torch.Generator().manual_seed(1))
+    given = tensors((2, 8, rows, 32), (2, 2, 70, 32))
+    assert len(kernels(shared, given)) == 1
+    check(shared, given, backend="gyrator")
+    check(shared, [x.requires_grad_() for x in given], backend="gyrator", backward=True)
+
+
+def test_keys_that_are_written_after_they_were_copied_are_those_of_before() -> None:
+    def late_write(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (x[:, :, None].expand(2, 2, 4, 70, 32).reshape(2, 8, 70, 32) for x in (k, v))
+        k.mul_(2)
+        return F.scaled_dot_product_attention(q, keys, values)
+
+    check(late_write, tensors((2, 8, 20, 32), (2, 2, 70, 32)), backend="gyrator")
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 @pytest.mark.parametrize("keep", [None, late])
 def test_few_rows_of_flex_attention(keep: Mod | None, isa: str) -> None:

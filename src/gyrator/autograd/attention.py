@@ -2,6 +2,8 @@
 
     attention(q, k, v, mask = arange(s)[None, :] >= 0)               →  attention(q, k, v)
     attention(q, k, v, mask = arange(s)[None, :] <= arange(s)[:, None])  →  attention(q, k, v, is_causal=True)
+    attention(q, *(x[:, :, None].expand(b, h, g, n, d).reshape(b, h * g, n, d) for x in (k, v)))
+                                                    →  attention(q, k, v, enable_gqa=True), on a CPU
 
 Models under a compiler build masks that an eager run leaves away. One that is made of constants alone is computed when
 the program is compiled. So is, for several sizes, one whose sizes vary, if it only compares sums of positions and
@@ -9,7 +11,7 @@ constants: sizes beyond all the constants tell of all sizes. Of the others those
 copied, because the fused kernels of GPUs refuse them and attention would be computed in float32, score by score. Those
 that have gradients stay: eager computes them that way, and more precisely than the fused kernels."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from math import prod
 from typing import Any, Literal
 
@@ -47,9 +49,12 @@ class Masks:
     def __init__(self) -> None:
         self._makers: dict[int, tuple[Node, Tensor, bool]] = {}
         self._known: dict[tuple[Node, bool], Kind | None] = {}
+        self._values: dict[Node, Any] = {}
+        self._last: Node | None = None
 
     def note(self, node: Node, value: object) -> None:
         """Remember which node made a value first; the value too, lest another one get its place in memory."""
+        self._values[node], self._last = value, node
         if isinstance(value, Tensor):
             self._makers.setdefault(id(value), (node, value, False))
 
@@ -66,9 +71,12 @@ class Masks:
         if target is not F.scaled_dot_product_attention:
             return args, kwargs
         given = arguments(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
+        key, value = (self._before_copies(given[name]) for name in ("key", "value"))
+        if not given.get("enable_gqa") and key is not None and value is not None and key.shape[1] == value.shape[1]:
+            given |= {"key": key, "value": value, "enable_gqa": True}
         mask = given.get("attn_mask")
         if not isinstance(mask, Tensor) or given.get("is_causal"):
-            return args, kwargs
+            return (), given
         kind = self.kind(mask)
         if kind == "open":
             given["attn_mask"] = None
@@ -77,6 +85,21 @@ class Masks:
         elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1 and not mask.requires_grad:
             given["attn_mask"] = in_rows(mask)
         return (), given
+
+    def _before_copies(self, x: Tensor) -> Tensor | None:
+        """Keys or values on a CPU before they were copied for each head that shares them. None if they were not, or
+        something writes into memory since."""
+        chain: list[Any] = [self._makers.get(id(x), (None,))[0]]
+        for name in ("reshape", "expand"):
+            if not isinstance(chain[-1], Node) or name_of(chain[-1]) != name:
+                return None
+            chain.append(chain[-1].args[0])
+        copy, last = chain[0], self._last
+        if x.device.type != "cpu" or chain[2] not in self._values or last is None or last.graph is not copy.graph:
+            return None
+        wide, was = self._values[chain[1]].shape, self._values[chain[2]]
+        joins = was.ndim == 5 and was.shape[2] == 1 and x.shape == (wide[0], wide[1] * wide[2], *wide[3:])
+        return was.squeeze(2) if joins and not writes_between(copy, last.next) else None
 
     def kind(self, mask: Tensor) -> Kind | None:
         """What a mask lets pass, if the program's text tells."""
@@ -142,6 +165,16 @@ def mutates(node: Node) -> bool:
     if getattr(node.target, "__module__", "") == "_operator":
         return name in _UPDATES
     return name.endswith("_") and not name.endswith("__")
+
+
+def writes_between(first: Node, last: Node, links: Sequence[Node] = ()) -> bool:
+    """Whether something writes into memory between two nodes, but a link into the one before."""
+    node = last.prev
+    while node is not first:
+        if mutates(node) and not (node in links and node.args and node.args[0] in links):
+            return True
+        node = node.prev
+    return False
 
 
 def _elements(node: Node, most: int) -> int:

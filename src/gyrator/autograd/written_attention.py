@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.backends import cuda
 from torch.fx import Node
 
-from gyrator.autograd.attention import Masks, mutates, name_of
+from gyrator.autograd.attention import Masks, name_of, writes_between
 from gyrator.autograd.fused_attention import autocast, laid_out
 from gyrator.autograd.partition.recompute import size_hint
 
@@ -168,7 +168,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
         if scores is None or values[last.operands[at]].shape != values[scores.node].shape:
             continue
         found = _operands(scores.product, last, at)
-        if found is None or _writes_between(scores.node, node, walk.links):
+        if found is None or writes_between(scores.node, node, walk.links):
             return None
         parts, letters = found
         operands = autocast(*[values[x].permute([have.index(c) for c in want]) for x, have, want in parts])
@@ -220,16 +220,6 @@ def _operands(scores: _Product, last: _Product, at: int) -> tuple[list[tuple[Nod
     ]
     same = all(sorted(have) == sorted(want) for have, want in [*[part[1:] for part in found], (last.letters[2], out)])
     return (found, out) if same else None
-
-
-def _writes_between(first: Node, last: Node, links: list[Node]) -> bool:
-    """Whether something writes into memory between two nodes, but a link into the one before."""
-    node = last.prev
-    while node is not first:
-        if mutates(node) and not (node in links and node.args and node.args[0] in links):
-            return True
-        node = node.prev
-    return False
 
 
 def _mask(scores: _Scores, dtype: torch.dtype, masks: Masks) -> tuple[Tensor | None, bool]:

@@ -380,7 +380,7 @@ class Loops(Expressions):
     def _walk(self, stage: Attend, attention: str, tile: str) -> None:
         """Which keys a tile of rows meets, and what becomes of its scores."""
         score, keep = stage.functions[:2]
-        every, below = keep == Const(True, torch.bool), keep == causal(stage.axes)
+        every, below = keep == Const(True, torch.bool), keep == causal([a.index() for a in stage.axes])
         plain = isinstance(score, Ref) or not (stage.lists or every or below)
         whole = "gy::unchanged" if plain else self._change(stage, "whole", score)
         kept = Op("where", (keep, score, Const(-inf, torch.float32)), torch.float32)

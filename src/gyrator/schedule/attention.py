@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Ref, Value, rewrite
-from gyrator.ir.index import ONE, ZERO, Axis, dot
+from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index, dot
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
@@ -85,25 +85,39 @@ def _library(call: Extern) -> Attend | None:
     template, names = _LIBRARY[call.op]
     given: dict[str, Any] = dict(zip(names.split(), call.args, strict=False)) | dict(call.kwargs)
     tensors, mask = tuple(given[name] for name in _OF_BACKWARD if name in given), given.get("attn_mask")
-    axes, width, scale = _axes(tensors), tensors[0].shape[3].value, given.get("scale")
+    axes, width, scale, shown = _axes(tensors), tensors[0].shape[3].value, given.get("scale"), _shown(call)
     views = (*tensors, *(() if mask is None else (mask,)))
     strange = any(v.dtype is not None or v.value.dtype not in _DTYPES or ZERO in v.shape for v in views)
     if strange or given.get("dropout") or width is None:
         return None
+    places, group = tuple(axis.index() for axis in axes), (tensors[0].shape[1] // tensors[1].shape[1]).value
+    if template == "forward" and axes[2].extent is ONE and group and group > 1:
+        (query, *others), shown = tensors, tuple(v and _joined(v, group) for v in shown)
+        tensors = (_joined(query, group), *others)
+        axes = _axes(tensors)
+        places = (axes[0].index(), axes[1].index() * group + axes[2].index(), ZERO, axes[3].index())
     score: Expr = Ref("score", torch.float32, frozenset(axes))
     if mask is not None:
         steps = [ZERO if n is ONE else step for n, step in zip(mask.shape, mask.strides, strict=True)]
-        at = dot(tuple(axis.index() for axis in axes[-len(steps) :]), tuple(steps)) + mask.offset
+        at = dot(places[-len(steps) :], tuple(steps)) + mask.offset
         score = op("add", score, cast(Load(mask.value, (at,)), torch.float32))
-    keep = causal(axes) if given.get("causal") else Const(True, torch.bool)
+    keep = causal(places) if given.get("causal") else Const(True, torch.bool)
     scale = width**-0.5 if scale is None else float(scale)
-    return Attend(template, axes, tensors, (), _shown(call), (score, keep), (1, 1), scale, natural=True)
+    return Attend(template, axes, tensors, (), shown, (score, keep), (1, 1), scale, natural=True)
 
 
-def causal(axes: Sequence[Axis]) -> Expr:
+def _joined(view: View, group: int) -> View:
+    """The only rows of heads that share keys as rows of one head: keys are then read once for them."""
+    (batch, heads, _, *wide), (step, of_head, _, *more) = view.shape, view.strides
+    return replace(
+        view, shape=(batch, heads // group, as_index(group), *wide), strides=(step, of_head * group, of_head, *more)
+    )
+
+
+def causal(places: Sequence[Index]) -> Expr:
     """Whether a score is kept of which the column is not after the row."""
-    *_, row, column = axes
-    return op("ge", IndexValue(row.index()), IndexValue(column.index()))
+    *_, row, column = places
+    return op("ge", IndexValue(row), IndexValue(column))
 
 
 def _shown(call: Extern) -> tuple[View | None, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index, is_nonnegative, product
 from gyrator.ir.program import defines, output_values
-from gyrator.origin import Origins, first_known
+from gyrator.origin import first_known
 from gyrator.passes import RuleBroken, blame
 from gyrator.schedule.plan import Allocate, Call, Free, Join, Launch, Plan, Step, touched
 
@@ -18,14 +18,11 @@ def check_plan(plan: Plan) -> None:
     Raises: InternalCheckError naming the first step that breaks a rule, and the user's line."""
     checker = _Checker(plan)
     for step in plan.steps:
-        with blame(step, first_known(_origins(step)), within="memory"):
+        made = step if isinstance(step, Launch) else step.extern if isinstance(step, Call) else None
+        with blame(step, first_known(made.origins if made is not None else ()), within="memory"):
             checker.step(step)
     with blame(f"the end of {plan.name}", within="memory"):
         checker.end()
-
-
-def _origins(step: Step) -> Origins:
-    return step.origins if isinstance(step, Launch) else step.extern.origins if isinstance(step, Call) else ()
 
 
 class _Checker:

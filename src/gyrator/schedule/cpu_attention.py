@@ -11,8 +11,6 @@ from gyrator.ir.tree import Attend, Config
 from gyrator.ir.volume import volume
 from gyrator.schedule.cpu_gemm import REGISTERS, Cpu
 
-FEW = 8
-"""Rows of which the gradient is the library's call, which need not fill vectors."""
 _VECTORS, _KEYS, _PANEL = 3, 128, 16
 """Vectors of rows and keys at a time, with which scores stay in the first two caches; keys that lie side by side."""
 
@@ -22,13 +20,13 @@ def cpu_ways(attend: Attend, cpu: Cpu) -> tuple[str, tuple[Config, ...]]:
 
     ROWS by MK keys are summed at once, then MR rows by VV vectors of columns; KEYS are a step. With lists rows and
     steps divide the blocks of those; MC keys by VV vectors are summed at once for gradients. ROWS that fill half of a
-    vector at most have a text of their own. Only ``forward`` and ``backward``; of the library's calls those where there
-    are vectors, and gradients of FEW rows or more."""
+    vector at most have a text of their own, and their gradient is the library's. Only ``forward`` and ``backward``; of
+    the library's calls those where there are vectors."""
     (query, _, value), (registers, lanes) = attend.operands[:3], REGISTERS[cpu.isa]
     rows, wide = (volume((n,)) for n in (query.shape[2], value.shape[3]))
     wide_lists = any(view.value.dtype != torch.int32 for view in attend.lists)
     few, backward = rows <= lanes // 2, attend.template == "backward"
-    stays = attend.natural and (lanes == 1 or (backward and rows < FEW))
+    stays = attend.natural and (lanes == 1 or (backward and few))
     if attend.template not in ("forward", "backward") or wide_lists or stays:
         return "", ()
     some = (4, 2, 1) if cpu.on_tiles(query.value.dtype) else (_VECTORS, 4, 2, 1)  # tiles have pairs of vectors

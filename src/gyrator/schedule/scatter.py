@@ -101,13 +101,10 @@ def _written_in_place(program: Program) -> set[Value]:
             value = into[value]
         updates = targets.get(end) is value and last[value] is maker[chain[-1]]
         many = len(chain) >= MANY_PARTS and volume(value.shape) >= LARGE
-        found.update(chain if updates or many else [v for v in chain if _reads(v, into[v], maker)])
+        # A part made of others of the same tensor, as edges that wrap around are: no kernel could make both.
+        reads = [v for v in chain if any(into[v] in uses(maker[x]) for x in uses(maker[v]) - {into[v]} if x in maker)]
+        found.update(chain if updates or many else reads)
     return found
-
-
-def _reads(value: Value, base: Value, maker: Mapping[Value, Node]) -> bool:
-    """Whether a part is made of others of the same tensor, as edges that wrap around are: no kernel could do both."""
-    return any(base in uses(maker[v]) for v in uses(maker[value]) - {base} if v in maker)
 
 
 def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
