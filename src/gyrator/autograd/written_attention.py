@@ -25,9 +25,9 @@ from gyrator.autograd.partition.recompute import size_hint
 _CASTS = frozenset("to float half bfloat16 type type_as contiguous".split())
 _SCALINGS = frozenset("mul imul div truediv itruediv".split())
 
-_LEAST_KEYS = {False: 512, True: 2048}
+_LEAST_KEYS = {False: 64, True: 512}
 """On a CPU, from how many keys on the fused kernel is no slower, by whether there are gradients: heads of 64, a thread
-of a Zen 4 or of a Xeon that has a matrix unit."""
+of a Zen 4 or of a Xeon that has a matrix unit, in up to 32 bits."""
 
 _LEAST_SCORES = 1 << 22
 """On a GPU, from how many scores on kernels that read a mask pay (an H100)."""

@@ -206,7 +206,7 @@ def test_a_mask_that_the_text_tells_is_not_read() -> None:
 
 def test_few_keys_are_faster_as_written_and_eager_numbers_need_it() -> None:
     run, graphs = compiled(plain)
-    run(*operands(128))
+    run(*operands(32))
     assert FLASH not in graphs.ops("inference")
     run, graphs = compiled(plain, fuses=False)
     run(*operands())
