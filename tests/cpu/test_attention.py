@@ -143,6 +143,7 @@ def test_few_rows_read_keys_and_values_as_they_lie(fn: Callable[..., Tensor], ro
 
 
 def kernels(fn: Callable[..., Tensor], given: list[Tensor]) -> list[str]:
+    gyrator.reset()
     (graph,) = gyrator.explain(fn, *given, timing=False).data.graphs()
     return [kernel.name for kernel in graph.record.kernels]
 
