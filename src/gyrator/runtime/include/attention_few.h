@@ -78,7 +78,10 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
     F top = old;
     for (int64_t e = 0; e < end; e += L) top = maximum(top, load<L>(scores.at + e));
     store(tops.at, top);
-    for (int l = TileRows; l < L; ++l) tops.at[l % TileRows] = scalar(maximum(load<1>(tops.at + l % TileRows), load<1>(tops.at + l)));
+    for (int l = TileRows; l < L; ++l) {
+      float* const first = tops.at + l % TileRows;
+      *first = scalar(maximum(load<1>(first), load<1>(tops.at + l)));
+    }
     for (int l = TileRows; l < L; ++l) tops.at[l] = tops.at[l % TileRows];
     const F base = MaxAndSum<float, L>::base(load<L>(tops.at)), factor = exp(sub(old, base));
     F sum = mul(load<L>(sums.at), factor);
@@ -105,7 +108,8 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
   template <int C, class E> GY_INLINE void add_columns(const E* at, int64_t si, int64_t count, int64_t r, int64_t c) {
     float* const to = total.at + r * padded + c;
     F sum[M][C];
-    GY_UNROLL for (int m = 0; m < M; ++m) GY_UNROLL for (int i = 0; i < C; ++i) sum[m][i] = load<L>(to + m * padded + i * L);
+    GY_UNROLL for (int m = 0; m < M; ++m)
+      GY_UNROLL for (int i = 0; i < C; ++i) sum[m][i] = load<L>(to + m * padded + i * L);
     for (int64_t j = 0; j < count; ++j) {
       const E* const from = at + j * si + c;
       GY_UNROLL for (int i = 0; i < C; ++i) {
@@ -115,7 +119,8 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
           sum[m][i] = multiply_add(broadcast<L>(scores.at[j * TileRows + r + m]), part, sum[m][i]);
       }
     }
-    GY_UNROLL for (int m = 0; m < M; ++m) GY_UNROLL for (int i = 0; i < C; ++i) store(to + m * padded + i * L, sum[m][i]);
+    GY_UNROLL for (int m = 0; m < M; ++m)
+      GY_UNROLL for (int i = 0; i < C; ++i) store(to + m * padded + i * L, sum[m][i]);
   }
 };
 

@@ -15,11 +15,13 @@ constexpr int pair_unit = 2;
 template <int TileRows> constexpr int pair_panel = TileRows;
 #endif
 // Lengths of what is summed are multiples of the unit; rows and steps whole panels.
+constexpr int left_panel = pair_unit > key_panel ? pair_unit : key_panel;
 template <int TileRows, int Keys>
-concept in_pairs = TileRows % gemm_lanes == 0 && TileRows % pair_panel<TileRows> == 0 && Keys % (pair_unit > key_panel ? pair_unit : key_panel) == 0;
+concept in_pairs =
+    TileRows % gemm_lanes == 0 && TileRows % pair_panel<TileRows> == 0 && Keys % left_panel == 0;
 
 // Left operands. Tiles read rows, which have a multiple of the unit elements; dot products panels of pairs.
-GY_FN int64_t whole_rows(int64_t count) { return round_up(count, pair_unit > key_panel ? pair_unit : key_panel); }
+GY_FN int64_t whole_rows(int64_t count) { return round_up(count, left_panel); }
 // from(i, k) for i < count and k < depth; 0 up to a multiple of the unit of k. Rows are `step` elements apart.
 static void pack_left(bf16* to, int64_t step, Lying<bf16> from, int64_t count, int64_t depth) {
 #if defined(GY_AMX)
@@ -52,7 +54,7 @@ static void multiply_left(float* total, int64_t stride, const bf16* left, int64_
     }
 #endif
 }
-// Right operands: pairs of neighbours along k, 0 up to `all` of them, in panels of columns, and for those that are not there.
+// Right operands: pairs of neighbours along k in panels of columns; 0 up to `all` of k and for columns that are not there.
 template <int Panel>
 static void pack_right(bf16* to, Lying<bf16> from, int64_t columns, int64_t count, int64_t depth, int64_t all) {
   for (int64_t c = 0; c < columns; c += Panel, to += Panel * all)
@@ -62,9 +64,10 @@ GY_FN Lying<bf16> turned(Lying<bf16> x) { return {x.at, x.sk, x.si}; }
 
 // 2^x for x that are 0 or less, to 3e-6 of it, which is far less than bfloat16 tells; 0 where that is no normal number.
 GY_FN v16sf quick_exp2(v16sf x) {
-  v16sf above;  // the integer below
+  v16sf above;  // the next integer below x
   asm("vreduceps $9, %1, %0" : "=v"(above) : "v"(x));
-  const v16sf power = part::polynomial(above, 0x1.bb7cd4p-7f, 0x1.aa13fp-5f, 0x1.ee798ap-3f, 0x1.62d166p-1f, 0x1.00002cp+0f);
+  const v16sf power =
+      part::polynomial(above, 0x1.bb7cd4p-7f, 0x1.aa13fp-5f, 0x1.ee798ap-3f, 0x1.62d166p-1f, 0x1.00002cp+0f);
   return part::scale(power, {x, part::Bits<v16sf>{}}, part::not_below(x, -125.0f));
 }
 // Two vectors in bfloat16, one after the other in a register; stored in pairs of what is at one place, or each for itself.
@@ -93,9 +96,11 @@ struct TilesInUse {
 struct TilesInUse {};
 #endif
 
-// Scores as the user changes them, -inf for keys from j_end on up to `all`; returns what else they are to be multiplied by.
+// Scores as the user changes them, -inf for keys from j_end on up to `all`; returns what they are still to be multiplied
+// by.
 template <int TileRows, class Change>
-static float changed(float* scores, RowTile tile, int64_t j, int64_t j_end, int64_t all, float scale, const Change& change) {
+static float changed(float* scores, RowTile tile, int64_t j, int64_t j_end, int64_t all, float scale,
+                     const Change& change) {
   constexpr int L = gemm_lanes;
   const int64_t end = (j_end - j) * TileRows;
   const bool later = same<const Change, decltype(unchanged)> && scale > 0;
