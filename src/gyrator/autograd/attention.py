@@ -91,15 +91,15 @@ class Masks:
         something writes into memory since."""
         chain: list[Any] = [self._makers.get(id(x), (None,))[0]]
         for name in ("reshape", "expand"):
-            if not isinstance(chain[-1], Node) or name_of(chain[-1]) != name:
+            if not isinstance(chain[-1], Node) or name_of(chain[-1]) != name or not chain[-1].args:
                 return None
             chain.append(chain[-1].args[0])
-        copy, last = chain[0], self._last
-        if x.device.type != "cpu" or chain[2] not in self._values or last is None or last.graph is not copy.graph:
+        (copied, wide, was), last = map(self._values.get, chain), self._last
+        if copied is not x or wide is None or was is None or last is None or last.graph is not chain[0].graph:
             return None
-        wide, was = self._values[chain[1]].shape, self._values[chain[2]]
-        joins = was.ndim == 5 and was.shape[2] == 1 and x.shape == (wide[0], wide[1] * wide[2], *wide[3:])
-        return was.squeeze(2) if joins and not writes_between(copy, last.next) else None
+        fits = x.device.type == "cpu" and was.ndim == 5 and was.shape[2] == 1
+        joins = fits and x.shape == (wide.shape[0], wide.shape[1] * wide.shape[2], *wide.shape[3:])
+        return was.squeeze(2) if joins and not writes_between(chain[0], last.next) else None
 
     def kind(self, mask: Tensor) -> Kind | None:
         """What a mask lets pass, if the program's text tells."""

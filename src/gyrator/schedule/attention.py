@@ -109,9 +109,8 @@ def _library(call: Extern) -> Attend | None:
 def _joined(view: View, group: int) -> View:
     """The only rows of heads that share keys as rows of one head: keys are then read once for them."""
     (batch, heads, _, *wide), (step, of_head, _, *more) = view.shape, view.strides
-    return replace(
-        view, shape=(batch, heads // group, as_index(group), *wide), strides=(step, of_head * group, of_head, *more)
-    )
+    shape = (batch, heads // group, as_index(group), *wide)
+    return replace(view, shape=shape, strides=(step, of_head * group, of_head, *more))
 
 
 def causal(places: Sequence[Index]) -> Expr:
