@@ -110,13 +110,13 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
 
 
 def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
-    """Blocks for a product of float32 where the library is slower: on a processor that it does not favour, but for few
-    rows or columns. None where it may be less exact than that, and for convolutions."""
+    """Blocks for a product of float32 or float16 where the library is slower: on a processor that it does not favour,
+    but for few rows or columns. None where it may be less exact than that, and for convolutions."""
     *_, m, n = product.shape
-    few = (m.value or LANES) < FEW or (n.value or 0) < FEW
-    if cpu.favoured or few or product.out.dtype != torch.float32 or product.scales:
+    dtype, few = product.out.dtype, (m.value or LANES) < FEW or (n.value or 0) < FEW
+    if cpu.favoured or few or dtype not in (torch.float32, torch.float16) or product.scales or cpu.isa == "scalar":
         return ()
-    exact = float32_matmul_precision() == "highest" and cpu.isa != "scalar" and product.window is None
+    exact = (dtype == torch.float16 or float32_matmul_precision() == "highest") and product.window is None
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if exact else ()
 
 

@@ -185,8 +185,9 @@ def test_where_libraries_favour_other_processors_products_are_by_the_template_wi
     for cpu in (Cpu("avx512", 1), Cpu("scalar", 1, favoured=False)):
         assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args, cpu=cpu)) == apart
     assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *args, gemm_backends=["aten"])) == apart
-    doubles = tuple(x.double() for x in args)
-    assert kinds(on_processor(lambda x, w: torch.relu(x @ w), *doubles)) == apart
+    for dtype, alike in ((torch.float16, True), (torch.bfloat16, False), (torch.float64, False)):
+        found = kinds(on_processor(lambda x, w: torch.relu(x @ w), *(x.to(dtype) for x in args)))
+        assert found == ([Templated] if template and alike else apart)
 
 
 @pytest.mark.parametrize("groups", [2, 16])
@@ -203,7 +204,9 @@ def test_experts_in_float32_are_by_the_template_there_too(groups: int) -> None:
 
 def test_the_library_may_round_operands_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyrator.schedule.cpu_gemm.float32_matmul_precision", lambda: "medium")
-    assert kinds(on_processor(torch.mm, torch.randn(64, 32), torch.randn(32, 48))) == [Extern]
+    operands = torch.randn(64, 32), torch.randn(32, 48)
+    assert kinds(on_processor(torch.mm, *operands)) == [Extern]
+    assert kinds(on_processor(torch.mm, *(x.half() for x in operands))) == [Templated]
 
 
 def test_what_makes_an_operand_stays_where_the_template_reads_it_from_memory() -> None:
