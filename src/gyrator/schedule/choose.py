@@ -37,7 +37,7 @@ def choose_products(
     With them what constants they read in panels.
 
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
-    rows that end anywhere, few rows with an operand not stored yet, groups of few, small ones, unfavoured floats."""
+    rows that end anywhere, few rows with an operand not stored yet, groups of few, small ones, `faster_configs`."""
     if ask is None:
         with_gpu = gpu if "triton" in options.gemm_backends else None
         with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None

@@ -33,6 +33,12 @@ GY_FN void tile_begin() {
 GY_FN void tile_end() { asm volatile("tilerelease"); }
 #endif
 
+// A thread has tiles as long as it has one of these.
+struct TilesInUse {
+  TilesInUse() { tile_begin(); }
+  ~TilesInUse() { tile_end(); }
+};
+
 template <class T> constexpr int tile_depth = 64 / sizeof(T);  // elements of k in a tile's row
 
 // Rows of whole tiles: to[i * width + k] = source(i, k) for i < rows, k < depth; 0 for the rest.
@@ -106,6 +112,7 @@ template <class T, class Total, bool Packed> struct TileProduct {
   Scratch<Total> total, turned;
   Scratch<T> left_panels, right_panels;
   int64_t kept_batch = -1, kept_column = -1;
+  [[no_unique_address]] TilesInUse in_use;
 
   TileProduct(const Tiles& tiles, int64_t k)
       : k(k), block(tiles.block), keep(tiles.down > 1),
@@ -113,10 +120,7 @@ template <class T, class Total, bool Packed> struct TileProduct {
         turned(round_up(min_index(block.rows, tiles.m), 32) * 32),
         left_panels(round_up(min_index(block.rows, tiles.m), 32) *
                     round_up(keep ? min_index(block.depth, k) : k, tile_depth<T>)),
-        right_panels(Packed ? 1 : block.columns * round_up(keep ? k : min_index(block.depth, k), tile_depth<T>)) {
-    tile_begin();
-  }
-  ~TileProduct() { tile_end(); }
+        right_panels(Packed ? 1 : block.columns * round_up(keep ? k : min_index(block.depth, k), tile_depth<T>)) {}
 
   template <class Left, class Right> SumsOf<Total> sum(Tile tile, const Left& left, const Right& right) {
     constexpr bool lies = same<Left, Lying<T>>;

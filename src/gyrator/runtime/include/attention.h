@@ -41,6 +41,7 @@ struct RowTiles {
     return {begin * with_keys, end * with_keys};
   }
 };
+constexpr float log2e = 1.4426950408889634f;
 constexpr auto unchanged = [](float*, int64_t, int64_t, int64_t, int64_t) {};
 
 // Where a result goes: its i-th row has element k at[i * si + k * sk]. Nowhere if nobody wants it.
@@ -65,11 +66,14 @@ template <class T> struct Rows {
 static void clear(float* at, int64_t count) {
   for (int64_t i = 0; i < count; i += gemm_lanes) store(at + i, broadcast<gemm_lanes>(0.0f));
 }
+static void multiply(float* at, int64_t count, float by) {
+  for (int64_t i = 0; i < count; i += gemm_lanes)
+    store(at + i, mul(load<gemm_lanes>(at + i), broadcast<gemm_lanes>(by)));
+}
 // A tile's rows, times a number, beside each other: to[k * all + i].
 template <class T> static void pack_rows(float* to, int64_t all, Lying<T> from, RowTile tile, int64_t width, float by) {
   pack_panel(to, all, from.block(tile.row, tile.rows(), 0, width), tile.rows(), width);
-  for (int64_t e = 0; e < all * width && by != 1; e += gemm_lanes)
-    store(to + e, mul(load<gemm_lanes>(to + e), broadcast<gemm_lanes>(by)));
+  if (by != 1) multiply(to, all * width, by);
 }
 // Rows `begin` to `end`, one below the other: to[i * stride + k], 0 up to the stride.
 template <class T>
@@ -144,7 +148,7 @@ template <class Self, int Keys> struct KeyWalk {
 template <class O>
 static void finish_rows(RowTile tile, const float* total, int64_t stride, int64_t wide, const float* tops,
                         const float* sums, bool natural, Rows<O> out, Rows<float> logs, Rows<float> greatest) {
-  const float unit = natural ? 1.0f : 1.4426950408889634f, none = natural ? 0.0f : -infinity<float>;
+  const float unit = natural ? 1.0f : log2e, none = natural ? 0.0f : -infinity<float>;
   out.put(tile.row, tile.rows(), wide, total, stride, [&](int64_t r) { return sums[r] == 0.0f ? 0.0f : 1.0f / sums[r]; });
   for (int64_t r = 0; r < tile.rows() && logs.at != nullptr; ++r) {
     const float log_of = scalar(log(broadcast<1>(sums[r])));
@@ -260,12 +264,8 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
       }
       return sum;
     });
-    for (int64_t r = 0; r < tile.rows(); ++r) {
-      if (rows.factors.at[r] == 1.0f) continue;
-      const auto factor = broadcast<L>(rows.factors.at[r]);
-      float* const row = total.at + r * padded;
-      for (int64_t c = 0; c < padded; c += L) store(row + c, mul(load<L>(row + c), factor));
-    }
+    for (int64_t r = 0; r < tile.rows(); ++r)
+      if (rows.factors.at[r] != 1.0f) multiply(total.at + r * padded, padded, rows.factors.at[r]);
   }
 };
 

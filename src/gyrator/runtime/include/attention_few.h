@@ -27,8 +27,7 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
     tile = at, key = k, value = v;
     clear(query.at, TileRows * deep);
     copy_rows(query.at, deep, q, tile.row, tile.row_end, width);
-    for (int64_t e = 0; e < TileRows * deep; e += L)
-      store(query.at + e, mul(load<L>(query.at + e), broadcast<L>(scale)));
+    multiply(query.at, TileRows * deep, scale);
     store(tops.at, broadcast<L>(-infinity<float>));
     clear(sums.at, L);
     clear(total.at, TileRows * padded);
@@ -94,8 +93,7 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
     alignas(64) float factors[L];
     store(factors, factor);
     for (int64_t r = 0; r < TileRows; ++r)
-      for (int64_t c = 0; c < padded && factors[r] != 1.0f; c += L)
-        store(total.at + r * padded + c, mul(load<L>(total.at + r * padded + c), broadcast<L>(factors[r])));
+      if (factors[r] != 1.0f) multiply(total.at + r * padded, padded, factors[r]);
   }
   template <class E> __attribute__((noinline)) void add_values(const E* at, int64_t si, int64_t count) {
     constexpr int C = M < 4 ? 8 : 4;  // vectors of columns that are summed at once

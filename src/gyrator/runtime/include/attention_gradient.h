@@ -12,14 +12,14 @@
 
 namespace gy {
 
-// Of a tile's rows: logarithms of sums, and what the result's gradient makes of the result. Rows that are not there have
-// no weights.
+// Of a tile's rows: logarithms of sums, and what the result's gradient, row by row up to a multiple of a unit, makes of the
+// result. Rows that are not there have no weights.
 template <int TileRows> struct RowsOfGradients {
   static constexpr int L = gemm_lanes;
   const int64_t wide, padded;
   Scratch<float> sums, deltas, grad, result;
-  explicit RowsOfGradients(int64_t wide)
-      : wide(wide), padded(round_up(wide, L)), sums(TileRows), deltas(TileRows), grad(TileRows * padded + L),
+  RowsOfGradients(int64_t wide, int64_t unit)
+      : wide(wide), padded(round_up(wide, unit)), sums(TileRows), deltas(TileRows), grad(TileRows * padded + L),
         result(TileRows * padded + L) {}
   template <class T> void begin(RowTile tile, Lying<T> g, Lying<T> o, Lying<float> logs) {
     copy_rows(grad.at, padded, g, tile.row, tile.row_end, wide);
@@ -41,8 +41,8 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
   static constexpr int L = gemm_lanes, V = TileRows / L;
   using F = Vec<float, L>;
   const int64_t keys, width, wide, padded, padded_wide, all_keys;
-  Scratch<float> query, grad;                    // of a tile, its rows beside each other
-  Scratch<float> query_rows, grad_rows;          // the same row by row
+  Scratch<float> query, grad;  // of a tile, its rows beside each other
+  Scratch<float> query_rows;   // the same row by row
   Scratch<float> key_panels, value_panels, key_rows, d_key, d_value, d_query;
   Scratch<float> weights, slopes;
   RowsOfGradients<TileRows> rows;
@@ -52,10 +52,10 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
   AttentionGradient(int64_t keys, int64_t width, int64_t wide)
       : keys(keys), width(width), wide(wide), padded(round_up(width, VV * L)), padded_wide(round_up(wide, VV * L)),
         all_keys(round_up(keys, Keys)), query(width * TileRows + L), grad(wide * TileRows + L),
-        query_rows(TileRows * padded + L), grad_rows(TileRows * padded_wide + L),
+        query_rows(TileRows * padded + L),
         key_panels(all_keys * width + L), value_panels(all_keys * wide + L), key_rows(all_keys * padded + L),
         d_key(all_keys * padded), d_value(all_keys * padded_wide), d_query(TileRows * padded),
-        weights(Keys * TileRows), slopes(Keys * TileRows), rows(wide) {}
+        weights(Keys * TileRows), slopes(Keys * TileRows), rows(wide, VV * L) {}
 
   void begin(RowTile at, float by, Lying<T> q, Lying<T> k, Lying<T> v, Lying<T> g, Lying<T> o, Lying<float> logs) {
     tile = at, scale = by;
@@ -69,7 +69,6 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
     pack_rows(query.at, TileRows, q, tile, width, scale);
     pack_rows(grad.at, TileRows, g, tile, wide, 1);
     copy_rows(query_rows.at, padded, q, tile.row, tile.row_end, width);
-    copy_rows(grad_rows.at, padded_wide, g, tile.row, tile.row_end, wide);
     rows.begin(tile, g, o, logs);
     clear(d_query.at, TileRows * padded);
   }
@@ -79,7 +78,7 @@ struct AttentionGradient : KeyWalk<AttentionGradient<T, TileRows, MK, MR, VV, MC
     change(weights.at, tile.row, tile.row_end, j, j_end);
     multiply_keys<MK, V>(slopes.at, value_panels.at + j * wide, grad.at, count, wide);
     weigh(count);
-    add_to_keys(d_value.at + j * padded_wide, weights.at, grad_rows.at, padded_wide, count);
+    add_to_keys(d_value.at + j * padded_wide, weights.at, rows.grad.at, padded_wide, count);
     add_to_keys(d_key.at + j * padded, slopes.at, query_rows.at, padded, count);
     add_to_rows<MR, VV, TileRows>(d_query.at, slopes.at, key_rows.at + j * padded, padded, tile.rows(), count);
   }

@@ -64,7 +64,7 @@ GY_FN Lying<bf16> turned(Lying<bf16> x) { return {x.at, x.sk, x.si}; }
 
 // 2^x for x that are 0 or less, to 3e-6 of it, which is far less than bfloat16 tells; 0 where that is no normal number.
 GY_FN v16sf quick_exp2(v16sf x) {
-  v16sf above;  // the next integer below x
+  v16sf above;  // how far x is above the integer below
   asm("vreduceps $9, %1, %0" : "=v"(above) : "v"(x));
   const v16sf power =
       part::polynomial(above, 0x1.bb7cd4p-7f, 0x1.aa13fp-5f, 0x1.ee798ap-3f, 0x1.62d166p-1f, 0x1.00002cp+0f);
@@ -87,12 +87,7 @@ GY_FN void store_halves(bf16* first, bf16* second, v16sf low, v16sf high) {
   __builtin_memcpy(first, &both, 32);
   __builtin_memcpy(second, reinterpret_cast<const char*>(&both) + 32, 32);
 }
-#if defined(GY_AMX)
-struct TilesInUse {
-  TilesInUse() { tile_begin(); }
-  ~TilesInUse() { tile_end(); }
-};
-#else
+#if !defined(GY_AMX)
 struct TilesInUse {};
 #endif
 
@@ -104,7 +99,7 @@ static float changed(float* scores, RowTile tile, int64_t j, int64_t j_end, int6
   constexpr int L = gemm_lanes;
   const int64_t end = (j_end - j) * TileRows;
   const bool later = same<const Change, decltype(unchanged)> && scale > 0;
-  for (int64_t e = 0; e < end && !later; e += L) store(scores + e, mul(load<L>(scores + e), broadcast<L>(scale)));
+  if (!later) multiply(scores, end, scale);
   change(scores, tile.row, tile.row_end, j, j_end);
   for (int64_t e = end; e < all * TileRows; e += L) store(scores + e, broadcast<L>(-infinity<float>));
   return later ? scale : 1;
@@ -160,7 +155,6 @@ struct Attention<bf16, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<bf16, Til
   }
   // Scores become pairs of weights, and what is summed so far counts by the new greatest scores.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
-    constexpr float log2e = 1.4426950408889634f;
     rows.update(scores.at, count, by, [&](int r, auto base) GY_INLINE {
       const v16sf unit = v16sf{} + by * log2e, below = -base.p[0] * log2e;
       const float* at = scores.at + r;
@@ -201,7 +195,7 @@ struct AttentionGradient<bf16, TileRows, MK, MR, VV, MC, Keys>
   AttentionGradient(int64_t keys, int64_t width, int64_t wide)
       : keys(keys), width(width), wide(wide), deep(round_up(width, pair_unit)), deep_wide(round_up(wide, pair_unit)),
         tall(whole_rows(width)), padded(round_up(width, Columns)), padded_wide(round_up(wide, Columns)),
-        all_keys(round_up(keys, Keys)), rows(wide), query(TileRows * deep + 2 * L), grad(TileRows * deep_wide + 2 * L),
+        all_keys(round_up(keys, Keys)), rows(wide, L), query(TileRows * deep + 2 * L), grad(TileRows * deep_wide + 2 * L),
         query_rows(TileRows * padded + 2 * L), grad_rows(TileRows * padded_wide + 2 * L),
         left_keys(all_keys * deep + 2 * L), left_values(all_keys * deep_wide + 2 * L),
         turned_keys(all_keys * tall + 2 * L), weights(Keys * TileRows), slopes(Keys * TileRows),
@@ -252,7 +246,6 @@ struct AttentionGradient<bf16, TileRows, MK, MR, VV, MC, Keys>
  private:
   // Scores become weights, and their gradients those of scores, as rows of keys and as pairs.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
-    constexpr float log2e = 1.4426950408889634f;
     const v16sf unit = v16sf{} + by * log2e;
     for (int r = 0; r < TileRows; r += L) {
       const v16sf below = -load<L>(rows.sums.at + r).p[0] * log2e, delta = load<L>(rows.deltas.at + r).p[0];
