@@ -22,9 +22,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import full_size, zoo
 from benchmarks.measure import Limits, Row, geomean
-from benchmarks.model_row import Result, Task
+from benchmarks.model_row import COLLECTIONS, Result, Task
 
 MODES = ("inference", "training")
 POLL = 0.1
@@ -47,12 +46,11 @@ class Plan:
     kernels: bool
 
     def tasks(self) -> list[Task]:
-        known = full_size.MODELS if self.size == "full" else zoo.MODELS
         shared = (self.size, self.device, self.dtype, self.peers, self.dynamic)
         return [
             Task(name, mode, *shared, kernels=self.kernels)
             for mode in self.modes
-            for name in known
+            for name in COLLECTIONS[self.size]
             if not self.models or name in self.models
         ]
 

@@ -21,9 +21,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch._dynamo
@@ -34,13 +35,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 import gyrator.backend
-from benchmarks import full_size, measure, zoo
+from benchmarks import full_size, measure, timm_models, zoo
 from tests.acceptance import SLACK, ZERO_GRADIENT, double_precision
 from tests.model_steps import exact_experts
 
 Step = Callable[[], object]
 WARMUP, ROUND, LEAST_ROUNDS, MOST_ROUNDS = 5, 5, 2, 20
 CHUNK = 1 << 25
+COLLECTIONS: Mapping[str, Mapping[str, Callable[[], zoo.Workload]]] = {
+    "full": full_size.MODELS,
+    "timm": timm_models.MODELS,
+    **{size: {name: partial(make, size) for name, make in zoo.MODELS.items()} for size in get_args(zoo.Size)},
+}
 KERNELS_SHOWN = 15
 FRAMES_SHOWN = 8
 
@@ -50,7 +56,7 @@ FRAMES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Task:
-    """``mode`` is inference or training, ``size`` full or one of the zoo's; ``budget`` seconds of timing a peer."""
+    """``mode`` is inference or training, ``size`` a key of COLLECTIONS; ``budget`` seconds of timing a peer."""
 
     model: str
     mode: str
@@ -132,7 +138,7 @@ def workload(task: Task) -> zoo.Workload:
     """The task's model and batch on its device, floats in its dtype."""
     torch.manual_seed(0)
     with torch.device(task.device):
-        made = full_size.MODELS[task.model]() if task.size == "full" else zoo.MODELS[task.model](task.size)
+        made = COLLECTIONS[task.size][task.model]()
     dtype = getattr(torch, task.dtype)
     model = made.model.to(task.device, dtype).train(task.mode == "training")
     made = zoo.Workload(model, in_dtype(made.batch, dtype))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import gyrator as gyrator
-from benchmarks import compile_time, full_size, isolated, kernels, models, zoo
+from benchmarks import compile_time, isolated, kernels, model_row, models, zoo
 from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say
 from gyrator.config import Config
 from gyrator.metrics.tables import start_tables
@@ -49,7 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     own = parser.add_argument_group("models, each row in a process of its own")
     own.add_argument("--device", choices=("cuda", "cpu"), help="asks for such rows, on this device")
     own.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    own.add_argument("--size", choices=("full", "small", "tiny"), default="full")
+    own.add_argument("--size", choices=tuple(model_row.COLLECTIONS), default="full")
     own.add_argument("--mode", nargs="+", choices=isolated.MODES, default=list(isolated.MODES))
     own.add_argument("--jobs", type=int, default=1, help="rows whose first calls are made at the same time")
     own.add_argument("--row-timeout", type=float, default=240.0, help="seconds for a row's first calls, and the rest")
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.suites == ["all"]:
         options.suites = list(SUITES)
-    cases = full_size.MODELS if options.device and options.size == "full" else CASES
+    cases = model_row.COLLECTIONS[options.size] if options.device else CASES
     for kind, asked, known in (("suite", options.suites, SUITES), ("case", options.only, cases)):
         if unknown := sorted({*asked} - {*known}):
             parser.error(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
