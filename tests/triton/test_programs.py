@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gyrator.config import Config
+from gyrator.schedule.plan import Call
 from tests.pure.lowering.harness import trace
 from tests.triton.emulated import Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
@@ -134,6 +135,14 @@ def test_parts_of_an_input_are_written_alone(emulator: Emulator) -> None:
 
     wrapper = check(emulator, step, torch.randn(3, 9, 20), torch.randn(3, 1, 20))
     assert ".copy_(" not in wrapper
+
+
+@pytest.mark.parametrize(("parts", "calls"), [(20, 0), (33, 1)])
+def test_up_to_32_tensors_are_joined_where_they_are_read(emulator: Emulator, parts: int, calls: int) -> None:
+    given = [torch.randn(3, 1 + k % 3) for k in range(parts)]
+    got = torch.compile(lambda *xs: torch.cat(xs, 1).relu(), backend=emulator.backend, dynamic=False)(*given)
+    assert torch.equal(got, torch.cat(given, 1).relu())
+    assert sum(isinstance(step, Call) for step in emulator.printed[0].plan.steps) == calls
 
 
 def test_the_bits_of_a_choice_between_literals(emulator: Emulator) -> None:

@@ -41,9 +41,13 @@ LEAST_PIXELS = 1024
 """Pixels of an image below which a transposed convolution is no faster in that layout."""
 
 LARGEST_WINDOW, CHANNELS, LEAST_WORK = 9, 8, 1 << 26
-"""In float32 on a GPU: pixels of a depthwise filter above which gradients take longer in that layout (7 x 7 of 96
+"""In float32 on a GPU: pixels of a depthwise filter above which its gradient takes longer in that layout (7 x 7 of 96
 channels 2.5 ms for 1.1 on an H200); what channels are a multiple of, and products, with which eager uses tensor cores
 too: else its kernels would be more exact."""
+
+LARGEST_FILTER = 128
+"""Pixels of a depthwise filter up to which a GPU runs it as loops (`lowering/pooling.py`), in any layout; above
+it the library's kernels for that layout are slow."""
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
@@ -70,8 +74,9 @@ def prefer_layouts(build: GraphBuilder, *, always: bool) -> None:
     """Give convolutions channels-last operands, and lay values in rows that are reduced along them.
 
     Touched are 2-D convolutions of large enough images whose operands are contiguous, on a GPU in float32 only if they
-    run on tensor cores (TF32) or are depthwise with small filters. Outputs of the graph keep their strides. Unless
-    ``always``, graphs are left where under a quarter of convolutions are depthwise or transposed: those gain most."""
+    run on tensor cores (TF32) or are gradients of small depthwise filters. Outputs of the graph keep their strides.
+    Unless ``always``, graphs are left where under a quarter of convolutions are depthwise or transposed: those gain
+    most."""
     images = [node for node in build.graph.nodes if _gains(node)]
     forward = [node.args[6] or node.args[8] != 1 for node in images if len(node.args) == 9]
     if not always and (not forward or 4 * sum(forward) < len(forward)):
@@ -104,7 +109,7 @@ def _gains(node: Node) -> bool:
         return False
     first = positions[-1]
     image, filters = values_of(node.args[first : first + 2])
-    transposed, groups = node.args[first + 6], node.args[first + 8]
+    transposed = node.args[first + 6]
     if image.ndim != 4 or not image.is_floating_point() or image.dtype == torch.float64:
         return False
     if any(type(size) is int and size == 1 for size in image.shape[1:]):
@@ -112,14 +117,21 @@ def _gains(node: Node) -> bool:
     small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
     if image.device.type == "cpu":
         return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
-    return image.dtype.itemsize == 2 or _gains_in_float32(image, filters, groups)
+    if depthwise := _depthwise(node):
+        return depthwise <= (LARGEST_FILTER if image.dtype.itemsize == 2 else LARGEST_WINDOW * first)
+    return image.dtype.itemsize == 2 or _gains_in_float32(image, filters)
 
 
-def _gains_in_float32(image: Tensor, filters: Tensor, groups: object) -> bool:
+def _depthwise(node: Node) -> int:
+    """How many pixels each channel's own filter has, 0 if it has none."""
+    first = _IMAGES[node.target][-1]  # type: ignore[index]
+    image, filters = values_of(node.args[first : first + 2])
+    return prod(filters.shape[2:]) if node.args[first + 8] == image.shape[1] == filters.shape[0] else 0
+
+
+def _gains_in_float32(image: Tensor, filters: Tensor) -> bool:
     """Whether that layout is faster on a GPU, and no less exact than eager's."""
-    channels, rows, columns, *window = (size_hint(size) for size in (image.shape[1], *filters.shape))
-    if groups == channels and columns == 1:
-        return prod(window) <= LARGEST_WINDOW
+    channels, rows, columns = (size_hint(size) for size in (image.shape[1], *filters.shape[:2]))
     work = prod(map(size_hint, (*image.shape, *filters.shape)))
     odd = any(n % CHANNELS for n in (channels, rows, columns))
     if odd or channels < 2 * CHANNELS or work // channels < LEAST_WORK:
@@ -166,7 +178,8 @@ class _Rewriter:
             return False
         if not gains and node.target in _IMAGES:
             image = values_of(node.args[0])
-            if image.dtype == torch.float32 and image.device.type == "cuda":
+            loops = node.target is aten.convolution.default and 0 < _depthwise(node) <= LARGEST_FILTER
+            if image.dtype == torch.float32 and image.device.type == "cuda" and not loops:
                 return False  # a library may use tensor cores in another layout though it does not in eager's
         before = node.meta["val"]
         try:

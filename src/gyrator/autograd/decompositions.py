@@ -149,13 +149,24 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Te
     return aten.convolution.default(x, w, None, *options) + bias.view(-1, *[1] * (x.ndim - 2))
 
 
-def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
-    """The bias's gradient apart on a GPU, where the library sums it in a pass of its own: the sum for each channel."""
-    *others, (of_input, of_weight, of_bias) = options
-    if not of_bias or x.device.type != "cuda":
+def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options: Any) -> tuple[Tensor | None, ...]:
+    """On a GPU apart: the bias's gradient, which the library sums in a pass of its own, and the input's of a depthwise
+    convolution, which is a transposed one, of loops (`lowering/pooling.py`)."""
+    *layout, (of_input, of_weight, of_bias) = options
+    stride, padding, dilation, transposed, _, groups = layout
+    depthwise = all(type(n) is int and n == groups for n in (g.shape[1], x.shape[1], w.shape[0]))
+    turned = of_input and depthwise and not transposed and (max(stride) == 1 or max(dilation) == 1)
+    if x.device.type != "cuda" or not (of_bias or turned):
         return NotImplemented
-    found = aten.convolution_backward.default(g, x, *others, [of_input, of_weight, False])
-    return found[0], found[1], g.sum([0, *range(2, g.ndim)])
+    dx = dw = None
+    if of_weight or (of_input and not turned):
+        mask = [of_input and not turned, of_weight, False]
+        dx, dw, _ = aten.convolution_backward.default(g, x, w, biases, *layout, mask)
+    if turned:
+        sides = zip(x.shape[2:], g.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
+        rests = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sides]
+        dx = aten.convolution.default(g, w, None, stride, padding, dilation, True, rests, groups)
+    return dx, dw, g.sum([0, *range(2, g.ndim)]) if of_bias else None
 
 
 def _embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, *options: Any) -> Tensor:

@@ -13,8 +13,8 @@ from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
 from gyrator.lowering.views import dimension, expanded, reshape
 
-MANY = 8
-"""With more inputs, cat stays a library call: each would be a branch in the body."""
+MANY, MANY_ON_GPU = 8, 32
+"""With more inputs, cat stays a library call: each would be a branch in the body, or a load that most threads skip."""
 
 
 def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
@@ -25,7 +25,7 @@ def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
 def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
     d = dimension(dim, len(out.shape))
     parts = [t for t in tensors if t.rank == len(out.shape) and ZERO not in t.shape]
-    if len(parts) > MANY:
+    if len(parts) > (MANY_ON_GPU if out.device.type == "cuda" else MANY):
         return NotImplemented
     if not parts:
         return b.full(out, 0)

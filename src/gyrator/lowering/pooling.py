@@ -1,24 +1,29 @@
-"""Pooling: reductions over windows, forward and backward.
+"""Reductions over windows: pooling, forward and backward, and on a GPU depthwise convolutions.
 
 A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and
 an average sees 0. Backward passes, but that of maxima on a processor, ask the other way round, for each input element
 which windows held it, so that nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at
-most, from ``⌊(p + padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as can be."""
+most, from ``⌊(p + padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as can be.
+
+A depthwise convolution, where each channel has a filter of its own, adds as little as pooling; libraries take several
+times as long as memory does, and what follows a pass of its own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
 
+from gyrator.autograd.channels_last import LARGEST_FILTER
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, as_index, linear, maximum, minimum, product
+from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import reduction, summed
-from gyrator.lowering.refs import Coords, TensorRef, view_coords
+from gyrator.lowering.refs import Coords, TensorRef, view_coords, whole
 from gyrator.lowering.scatters import scatter_along
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 from gyrator.lowering.views import reshape
@@ -34,6 +39,10 @@ Pool = Callable[..., Any]
 
 NOWHERE = 1 << 62
 """The position of what lies outside the input: among equal values the smallest position wins."""
+
+IN_LIBRARY = range(26, 50)
+"""Pixels of filters for which the library has fast kernels in 16 bits (7 x 7 of 64 x 96 x 56 x 56 on an H200: 143 µs,
+as loops 188); smaller ones are faster as loops, with what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +233,45 @@ _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
 )
 
 
+def _depthwise(
+    b: Builder, out: Meta, x: TensorRef, w: TensorRef, bias: TensorRef | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, _: list[int], groups: int,
+) -> Any:  # fmt: skip
+    """A convolution of as many groups as channels, y[b, c, o] = Σ_r x[b, c, stride·o − padding + dilation·r] · w[c, r].
+    A transposed one, as is the gradient of the input, asks the other way round which filters reach an element. Refuses
+    transposed ones of steps and holes, and where the library is faster."""
+    rank, sides = x.rank - 2, w.shape[2:]
+    kernel = [side.value or LARGEST_FILTER + 1 for side in sides]
+    stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
+    depthwise = all(n.value == groups for n in (x.shape[1], out.shape[1], w.shape[0])) and bias is None
+    known = prod(kernel) <= LARGEST_FILTER and all(isinstance(n, int) for n in (*stride, *dilation))
+    if out.device.type != "cuda" or not (depthwise and known):
+        return NotImplemented
+    steps, holes = [max(given) > 1 for given in (stride, dilation)]
+    fast = out.dtype.itemsize == rank == 2 and not (transposed or holes) and prod(kernel) in IN_LIBRARY
+    if fast or (transposed and steps and holes):
+        return NotImplemented
+    if out.strides[1] is ONE:
+        w = whole(b.materialise(w, (ONE, ONE, *contiguous_strides((*sides, w.shape[0]))[:-1])))
+    turned = sliding(out.shape[2:], x.shape[2:], kernel, stride, padding) if transposed and steps else None
+    if transposed and not turned:
+        padding = [d * (k - 1) - p for k, p, d in zip(kernel, padding, dilation, strict=True)]
+    windows = turned or sliding(x.shape[2:], out.shape[2:], kernel, stride, padding, dilation)
+    wide = compute_dtype(out.dtype)
+
+    def body(at: Coords, inner: Coords) -> Expr:
+        place, conditions = (windows.holder if turned else windows.element)(at[-rank:], inner)
+        holds = turned.holds(at[-rank:], place) if turned else []
+        if turned:
+            inner = tuple([i + p - o * s for i, o, s, p in zip(at[-rank:], place, stride, padding, strict=True)])
+        elif transposed:
+            inner = tuple([k - 1 - r for k, r in zip(kernel, inner, strict=True)])
+        image = cast(masked(conditions, x.load((*at[:-rank], *place))), wide)
+        return masked(holds, op("mul", image, cast(w.load((at[1], ZERO, *inner)), wide)))
+
+    return summed(b, out, windows.holders if turned else windows.elements, body)
+
+
 def _of_rank(rank: int) -> Family:
     found: dict[OpOverload, Lowering] = {}
     for name, layout, forward, backward in _POOLS:
@@ -232,4 +280,4 @@ def _of_rank(rank: int) -> Family:
     return found
 
 
-LOWERINGS: Family = {**_of_rank(2), **_of_rank(3)}
+LOWERINGS: Family = {**_of_rank(2), **_of_rank(3), **rows(_depthwise, "convolution")}

@@ -175,7 +175,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")
     if on_gpu:
-        return None if shared else gpu_refusal(group)
+        return gpu_refusal(group, shared=shared)
     if group.pointwise:
         return None
     rows, row = group.sides

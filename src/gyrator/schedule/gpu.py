@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gyrator.ir.program import Reduce, Scan, Scatter
+from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter
 from gyrator.schedule.group import Group, Refused, is_atomic, waits_for_reduction
 from gyrator.schedule.layout import across_rows, transposes
 
@@ -11,6 +11,8 @@ COLUMNS = 32
 SHORT_ROW = 1 << 14
 """Elements that a program may run through where few programs run."""
 FEW_PROGRAMS = 128
+WINDOW = 16
+"""Loads of an element above which a thread has enough to do without a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,14 @@ class Gpu:
         return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.arch, 99) << 10
 
 
-def gpu_refusal(group: Group) -> Refused | None:
-    """Why a join of groups on a GPU does not pay or cannot be printed; None if it does."""
+def gpu_refusal(group: Group, *, shared: bool) -> Refused | None:
+    """Why a join of groups on a GPU does not pay or cannot be printed; None if it does. ``shared``: by several programs
+    that have parts of a row each."""
     if group.pointwise:
+        return None
+    if any(len(m.loads) > WINDOW and isinstance(m.nest.root, Pointwise) for m in group.members):
+        return Refused("threads that read a window for each element would have a row of them")
+    if shared:
         return None
     if any(transposes(m.nest) for m in group.members):
         return Refused("a transposition has tiles of its own")

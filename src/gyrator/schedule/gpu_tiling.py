@@ -69,7 +69,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         return Tiling((), (Config((), 1),), "pointwise")
     *_, last = walk.grid
     if len(walk.grid) == 1:
-        many = len(walk.accesses) > MANY_ACCESSES
+        many = len(walk.accesses) > MANY_ACCESSES * (1 if _item(walk) > 2 else 4)
         sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (512, 256, 1024) if many else (1024, 512, 2048)
         configs = [Config((("XBLOCK", n),), 4) for n in sizes]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")

@@ -9,14 +9,16 @@ from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expr
 from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import cost_of, iterations
 from gyrator.origin import merge
-from gyrator.schedule.layout import transposes
+from gyrator.schedule.layout import LARGE, transposes
+from gyrator.schedule.windows import slides
 
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE, GPU_BALANCE = 4.0, 12.0
 """Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know; on a GPU,
 which does both at once."""
-SPARE = 16
-"""Cheap instructions for an element that a GPU does while it waits for memory anyway."""
+SPARE, WINDOW = 16, 4
+"""Cheap instructions for an element that a GPU does while it waits for memory anyway; how often an element is read by
+windows from which on it does not wait."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
 ROW_ACROSS, ONCE_ACROSS = 512, 2048
@@ -28,13 +30,14 @@ as it is; longer ones are transposed before they are reduced."""
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
     distinct loads; how long rows of it, or of what follows from it, are that are reduced; whether it, or what follows
-    from it, is stored as it lies, not as a transposed copy of that."""
+    from it, is stored as it lies, not as a transposed copy of that; whether windows slide over it."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
     distinct: int = 0
     row: int = 0
     stored: bool = False
+    slid: bool = False
 
 
 def inline(program: Program, rule: Rule) -> Program:
@@ -45,9 +48,9 @@ def inline(program: Program, rule: Rule) -> Program:
     Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or where
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
-    transcendental bodies that would be evaluated more often than P has elements, and for large transposed copies of
-    which long rows are reduced, unless what follows from them is transposed back. Sharing at the same index between
-    several readers is left to fusion."""
+    transcendental bodies that would be evaluated more often than P has elements, and for transposed copies that are
+    read again and again, or of which long rows are reduced, unless what follows from them is transposed back. Sharing
+    at the same index between several readers is left to fusion."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
     reads = _reads(program, pinned)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
@@ -95,9 +98,9 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
         stored = kept and not isinstance(node.root, Reduce) and not transposes(node)
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
-            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)
-            added = (old.evaluated + new.evaluated, old.distinct + new.distinct)
-            found[load.value] = _Reads((*old.nests, *new.nests), *added, max(old.row, row), old.stored or stored)
+            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1, slid=slides(load, node))
+            added = (old.evaluated + new.evaluated, old.distinct + new.distinct, max(old.row, row))
+            found[load.value] = _Reads((*old.nests, *new.nests), *added, old.stored or stored, old.slid or new.slid)
     return found
 
 
@@ -112,7 +115,10 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
     most = ONCE_ACROSS if any(isinstance(n.root, Reduce) for n in reads.nests) else ROW_ACROSS
+    elements = iterations(nest.axes)
     if pinned or (reads.row > most and reads.stored and transposes(nest)):
+        return False
+    if reads.evaluated >= max(ROW * elements, LARGE) and transposes(nest, least=0):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
@@ -122,12 +128,12 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     cost = sum(map(_cost, nodes))
     dear = any(_cost(node) > 8 for node in nodes if not (nest.on_gpu and isinstance(node, Op)))
     big_loads = sum(len({a for i in load.index for a in i.axes()}) == len(wide) for load in body.loads())
-    elements = iterations(nest.axes)
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
-    if nest.on_gpu and cost <= SPARE and big_loads <= 1:
+    times = max(reads.evaluated // max(elements, 1), 1) if reads.slid else 1
+    if nest.on_gpu and cost * times <= SPARE and big_loads <= 1:
         return True
-    if dear and reads.evaluated > elements:
+    if times >= WINDOW or (dear and reads.evaluated > elements):
         return False
     if len(reads.nests) > 1 and big_loads > 1:
         return False

@@ -77,14 +77,14 @@ def _access(value: Value, index: tuple[Index, ...]) -> Access:
     return Access(value, position, iterations(position.axes()) * value.dtype.itemsize)
 
 
-def transposes(nest: Nest) -> bool:
-    """Whether a nest on a GPU copies a large value whose neighbours in memory become no neighbours: such a kernel has
-    tiles with two sides."""
+def transposes(nest: Nest, least: int = LARGE) -> bool:
+    """Whether a nest on a GPU copies at least so many bytes whose neighbours in memory become no neighbours: such a
+    kernel has tiles with two sides."""
     if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
         return False
     (read, *indices), (written,) = member_accesses(nest)
     unit = _unit(read.position)
-    return not indices and written.weight >= LARGE and unit not in (None, _unit(written.position))
+    return not indices and written.weight >= least and unit not in (None, _unit(written.position))
 
 
 def _unit(position: Index) -> Axis | None:

@@ -15,7 +15,7 @@ from gyrator.ir.program import Nest, Pointwise, Program, Reduce, defines, loads,
 from gyrator.ir.volume import iterations
 from gyrator.lowering.typed import op
 
-MOST, ROW, DIVISIONS = 32, 8, 64
+MOST, MOST_ON_GPU, ROW, DIVISIONS = 32, 128, 8, 64
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
 
 
@@ -32,20 +32,26 @@ def unroll_windows(program: Program) -> Program:
 
 def _fits(nest: Nest, root: Reduce) -> bool:
     elements, dtype = iterations(root.reduced), root.body[0].dtype
-    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= MOST:
+    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= (MOST_ON_GPU if nest.on_gpu else MOST):
         return False
     if root.kind not in _STEPS or dtype == torch.bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
-    read, inner, kept = loads(root.body), set(root.reduced), set(nest.axes)
+    read = loads(root.body)
     if nest.on_gpu or root.kind not in ("argmax", "argmin"):
-        slides = any(inner & i.axes() and kept & i.axes() for load in read for i in load.index)
-        if not slides or (elements > ROW and all(_is_row(load, nest, root) for load in read)):
+        sliding = any(slides(load, nest) for load in read)
+        if not sliding or (elements > ROW and all(_is_row(load, nest, root) for load in read)):
             return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}
     divisions = {atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)}
     return len(divisions) * elements <= DIVISIONS
+
+
+def slides(load: Load, nest: Nest) -> bool:
+    """Whether the nest reduces what a load reads of windows that are moved along a kept axis."""
+    inner, kept = set(nest.root.reduced) if isinstance(nest.root, Reduce) else set(), set(nest.axes)
+    return any(inner & i.axes() and kept & i.axes() for i in load.index)
 
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:

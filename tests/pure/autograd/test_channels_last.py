@@ -31,8 +31,9 @@ def is_moved(dtype: torch.dtype, image: tuple[int, ...], filters: tuple[int, ...
         (FLOAT, (2, 3, 224, 224), (64, 3, 7, 7), False),  # few channels
         (FLOAT, (2, 32, 24, 24), (64, 32, 3, 3), False),  # little work, for which eager may not use tensor cores
         (FLOAT, (2, 36, 56, 56), (64, 36, 3, 3), False),  # likewise
-        (FLOAT, (2, 32, 56, 56), (32, 1, 3, 3), True),  # depthwise
-        (FLOAT, (2, 32, 56, 56), (32, 1, 7, 7), False),  # whose gradients would be slow
+        (FLOAT, (2, 32, 56, 56), (32, 1, 3, 3), False),  # depthwise: loops, which any layout suits
+        (HALF, (2, 32, 56, 56), (32, 1, 11, 11), True),
+        (HALF, (2, 32, 56, 56), (32, 1, 13, 13), False),  # the library's, slow in that layout
         (torch.float64, (2, 32, 56, 56), (64, 32, 3, 3), False),
     ],
 )
@@ -47,7 +48,18 @@ def test_transposed_convolutions(dtype: torch.dtype) -> None:
     assert is_moved(dtype, (2, 32, 56, 56), (32, 64, 3, 3), transposed=True)
 
 
-def test_float32_without_tensor_cores_stays_unless_it_is_depthwise() -> None:
+def test_float32_without_tensor_cores_stays() -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         assert not is_moved(FLOAT, (2, 32, 56, 56), (64, 32, 3, 3))
-        assert is_moved(FLOAT, (2, 32, 56, 56), (32, 1, 3, 3))
+
+
+@pytest.mark.parametrize(("side", "moved"), [(3, True), (7, False)])
+def test_gradients_of_small_depthwise_filters(side: int, moved: bool) -> None:
+    build = GraphBuilder(FakeResults(FakeTensorMode()))
+    with build.fake_mode:
+        shapes = ((2, 32, 56, 56), (2, 32, 56, 56), (32, 1, side, side))
+        nodes = [build.placeholder("x", torch.empty(shape, device="cuda")) for shape in shapes]
+    how = (None, [1, 1], [side // 2] * 2, [1, 1], False, [0, 0], 32, [False, True, False])
+    build.graph.output((build.call(aten.convolution_backward.default, (*nodes, *how), {}),))
+    prefer_layouts(build, always=True)
+    assert bool(build.graph.find_nodes(op="call_function", target=aten.clone.default)) is moved

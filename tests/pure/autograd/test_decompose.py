@@ -72,6 +72,25 @@ def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
     assert decomposed(torch.ones(4, 8, dtype=dtype), torch.arange(4), 8192, -1, False) == "apart"
 
 
+@pytest.mark.parametrize("stride, dilation, apart", [(1, 1, True), (2, 1, True), (1, 2, True), (2, 2, False)])
+def test_the_gradient_of_a_depthwise_convolutions_input_is_a_transposed_one_on_a_gpu(
+    stride: int, dilation: int, apart: bool
+) -> None:
+    decomposed = decomposition_table()[aten.convolution_backward.default]
+    with FakeTensorMode():
+        x, w = (torch.empty(shape, device="cuda") for shape in ((2, 6, 10, 9), (6, 1, 3, 3)))
+        how = ([stride] * 2, [1, 2], [dilation] * 2, False, [0, 0], 6)
+        g = torch.empty_like(aten.convolution.default(x, w, None, *how))
+        found = decomposed(g, x, w, None, *how, [True, True, False])
+        if not apart:
+            assert found is NotImplemented
+            return
+        dx, dw, db = found
+        assert dx.shape == x.shape and dw.shape == w.shape and db is None
+        assert decomposed(g, x, w, [6], *how, [False, False, True])[2].shape == (6,)
+        assert decomposed(g, x, w, None, *how, [False, True, False]) is NotImplemented
+
+
 def by_elements(left: Tensor, right: Tensor, device: str, *bias: Tensor) -> bool:
     """Whether a product of such tensors on a device is computed by elements."""
     op = {2: aten.addmm if bias else aten.mm, 3: aten.bmm}[left.ndim].default
