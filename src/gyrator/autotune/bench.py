@@ -6,7 +6,6 @@ the `store` of kernels, and which inputs are `panels` of others."""
 import gc
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from gyrator.runtime.cuda_graphs import record_on_gpu
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
+from gyrator.runtime.profile import seconds_a_call
 from gyrator.runtime.triton_worker import private_output, requests
 from gyrator.schedule.cpu_gemm import panels_of
 from gyrator.torch_compat import outside_tracing
@@ -105,12 +105,7 @@ def _repeated(call: Call, on_gpu: bool) -> tuple[float, Batch]:
     """Milliseconds of one call, and a batch of calls."""
 
     def batch(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - start) / count
+        return 1e3 * seconds_a_call(call, count, on_gpu=on_gpu)
 
     batch(1)
     once = batch(1)

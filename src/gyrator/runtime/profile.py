@@ -29,6 +29,16 @@ def step_times(runtime: Runtime, seconds: float = 0.2) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*calls[1:], strict=True))
 
 
+def seconds_a_call(call: Callable[[], object], count: int, *, on_gpu: bool) -> float:
+    """The mean of so many calls, one after the other."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """What the machine reaches: bytes a second of a copy, operations a second of a matrix product."""

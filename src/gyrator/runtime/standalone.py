@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import gyrator.autograd.ops  # noqa: F401  # registers gyrator's own operators
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.runtime.load import Runtime
 from gyrator.runtime.pool import Pool
-from gyrator.runtime.profile import bandwidth_line
+from gyrator.runtime.profile import bandwidth_line, seconds_a_call
 
 SECONDS, BLOCK = 1.0, 0.01
 """How long a script measures, and about how long the calls of one measurement take."""
@@ -52,15 +53,7 @@ def main(file: str, bind: Callable[[Runtime], BoxedCallable], inputs: Callable[[
 
 def _times(call: BoxedCallable, inputs: list[Any]) -> list[float]:
     """Seconds of a call, each the mean of a few."""
-
-    def mean(calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            call([*inputs])
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return (time.perf_counter() - start) / calls
-
+    mean = partial(seconds_a_call, lambda: call([*inputs]), on_gpu=torch.cuda.is_available())
     mean(1)
     calls = round(BLOCK / mean(1)) or 1
     times, end = [mean(calls)], time.perf_counter() + SECONDS
