@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gyrator.ir.expr import Load, Value
+from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, is_less, product
-from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
+from gyrator.ir.program import Arg, Extern, Nest, Node, Program, View, views
 from gyrator.ir.volume import volume
-from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.views import dimension
-from gyrator.schedule.pad import PRODUCTS, needed
+from gyrator.schedule.pad import PRODUCTS, copied, free_results, needed
 
 LEAST_RUN = 64
 """Bytes of a part that lie one after the other from which on it is worth writing them apart from the next."""
@@ -33,7 +32,7 @@ def lay_parts(program: Program) -> Program:
     if not found:
         return program
     windows = {n: [v for v in views(n) if n in found or (n.op in PRODUCTS and _is_window(v))] for n in calls}
-    free = _free(program) - needed(program, windows)
+    free = free_results(program) - needed(program, windows)
     laid, copies = dict[Value, Value](), dict[Extern, dict[int, Nest]]()
     for node, parts in found.items():
         count = Counter(view.value for view, _ in parts)
@@ -53,7 +52,7 @@ def lay_parts(program: Program) -> Program:
 def joined(program: Program) -> dict[Extern, tuple[dict[Value, Index], Index]]:
     """The concatenations whose parts are made within the result: where each begins there, in elements; and rows in
     which they follow each other."""
-    free = _free(program)
+    free = free_results(program)
     found: dict[Extern, tuple[dict[Value, Index], Index]] = {}
     for node in (node for node in program.nodes if isinstance(node, Extern)):
         parts = _parts(node)
@@ -62,12 +61,6 @@ def joined(program: Program) -> dict[Extern, tuple[dict[Value, Index], Index]]:
             free -= at.keys()
             found[node] = at, product(parts[0][0].shape[: _along(node)])
     return found
-
-
-def _free(program: Program) -> set[Value]:
-    """What nests make that may lie elsewhere."""
-    nests = [n for n in program.nodes if isinstance(n, Nest) and not isinstance(n.root, Scatter)]
-    return {v for n in nests for v in defines(n)} - shown_values(program)
 
 
 def _parts(node: Extern) -> list[tuple[View, Index]]:
@@ -116,9 +109,8 @@ def _laid(view: View, node: Extern, name: str = "") -> Value:
 
 
 def _copy(view: View, node: Extern, number: int) -> Nest:
-    axes = axes_of("i", view.value.shape)
     new = _laid(view, node, f"{node.out[0]}_part{number}")
-    return Nest((new,), axes, Pointwise(Load(view.value, coords_of(axes))), node.origins)
+    return copied(view.value.shape, view.value, new, node.origins)
 
 
 def _moved(node: Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) -> Node:

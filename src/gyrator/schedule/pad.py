@@ -86,9 +86,15 @@ def pad_rows(
     for node in program.nodes:
         nodes += [_filled(node.renamed(long.values))] if isinstance(node, Nest) else _call(node, long)
         padded = [(v, long.values[v]) for v in defines(node) if v in long.values and v in shown]
-        nodes += [_copied(v.shape, new, v, node.origins) for v, new in padded]
+        nodes += [copied(v.shape, new, v, node.origins) for v, new in padded]
     counters.add(Count.PADDED_STRIDES, len(long.values) + len(long.copies))
     return replace(program, nodes=tuple(nodes))
+
+
+def free_results(program: Program) -> set[Value]:
+    """What nests make that may lie elsewhere."""
+    nests = [n for n in program.nodes if isinstance(n, Nest) and not isinstance(n.root, Scatter)]
+    return {v for n in nests for v in defines(n)} - shown_values(program)
 
 
 def needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[Value]:
@@ -177,9 +183,7 @@ def _longer_steps(program: Program, long: _Plan, everywhere: bool, unpadded: Col
     """Other values with longer steps: those that products read or write, or ``everywhere`` all that nests make."""
     calls = [n for n in program.nodes if isinstance(n, Extern) and n.op in PRODUCTS]
     matrices = {n: [a for a in n.args[-2:] if isinstance(a, View)] for n in calls}
-    nests = [n for n in program.nodes if isinstance(n, Nest) and not isinstance(n.root, Scatter)]
-    made = {v for n in nests for v in defines(n)} - shown_values(program)
-    results = {v for n in matrices for v in defines(n)}
+    made, results = free_results(program), {v for n in matrices for v in defines(n)}
     read = {a.value for n, args in matrices.items() if n not in long.products for a in args}
     candidates = (results | (made if everywhere else made & read)).difference(long.values, unpadded)
     found = {v: new for v in candidates if (new := _stepped(v)) is not None}
@@ -223,7 +227,7 @@ def _filled(nest: Nest) -> Nest:
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
-def _copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
+def copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
     """``out[i, j] = source[i, j]`` within ``shape``, and zeros beyond."""
     axes = axes_of("i", shape)
     return _filled(Nest((out,), axes, Pointwise(Load(source, tuple(axis.index() for axis in axes))), origins))
@@ -242,7 +246,7 @@ def _call(node: Extern, long: _Plan) -> list[Nest | Extern]:
         new = long.values.get(value, value)
         if new.shape != a.shape and key not in long.copies:
             long.copies[key] = value.derived(f"filled{len(long.copies)}", a.shape, value.dtype)
-            copies.append(_copied(value.shape, new, long.copies[key], node.origins))
+            copies.append(copied(value.shape, new, long.copies[key], node.origins))
         args.append(a.of(new if new.shape == a.shape else long.copies[key]))
     out = tuple(None if v is None else long.values.get(v, v) for v in node.out)
     return [*copies, replace(node, out=out, args=tuple(args))]
