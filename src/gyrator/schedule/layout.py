@@ -1,6 +1,6 @@
 """How a group walks through memory: strides of its accesses along its axes, and what follows for the order of loops."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -38,14 +38,15 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
         yield from ((member, access) for access in written if stored is None or access.value in stored)
 
 
-def lane_cost(group: Group, stored: frozenset[Value], lanes: Mapping[int | None, Axis | None], width: int) -> int:
-    """About how many instructions load and store where vectors of ``width`` lie along an axis for each space, None for
-    what is in no space: one for each element that is not beside the last one."""
+def lane_cost(group: Group, stored: frozenset[Value], column: Axis | None, width: int) -> int:
+    """About how many instructions load and store where vectors of ``width`` lie along an outer axis, or with None along
+    rows: one for each element that is not beside the last one."""
     cost = 0
     for member, access in _own_accesses(group, stored):
-        lane, position = lanes[member.space], substitute(access.position, member.at)
+        space = () if member.space is None else group.spaces[member.space]
+        lane, position = column or (space[-1] if space else None), substitute(access.position, member.at)
         near = lane is not None and position.coefficient(lane) in (ZERO, ONE)
-        times = iterations((*group.outer, *([] if member.space is None else group.spaces[member.space])))
+        times = iterations((*group.outer, *space))
         cost += times // width if near else times
     return cost
 

@@ -89,7 +89,7 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     short = many and _have_at_most(BLOCK if narrow else TINY, group.spaces)  # or columns are, of no long rows
     across = None if narrow and short else column
     # more may be read beside each other along rows, as where a small table is read again for each row
-    if across is not None and _lane_cost(group, stored, across) <= _lane_cost(group, stored, None):
+    if across is not None and lane_cost(group, stored, across, LANES) <= lane_cost(group, stored, None, LANES):
         return _columns(group, across)
     if short:
         return _columns(group, rows[-1], tiny=True)
@@ -274,16 +274,9 @@ def _cheaper_column(group: Group, stored: frozenset[Value], found: list[Access],
     others = [a for a in along if any(access.position.coefficient(a) is ONE for access in found)]
     if not others:
         return column
-    costs = {a: _lane_cost(group, stored, a) for a in (column, *others)}
+    costs = {a: lane_cost(group, stored, a, LANES) for a in (column, *others)}
     best = min(others, key=lambda a: costs[a])
     return best if 2 * costs[best] < costs[column] else column
-
-
-def _lane_cost(group: Group, stored: frozenset[Value], column: Axis | None) -> int:
-    """Of vectors along an outer axis, or None for along rows."""
-    lanes: dict[int | None, Axis | None] = {None: column}
-    lanes.update((k, column or (space[-1] if space else None)) for k, space in enumerate(group.spaces))
-    return lane_cost(group, stored, lanes, LANES)
 
 
 def _have_at_most(most: int, spaces: Iterable[Axes]) -> bool:
