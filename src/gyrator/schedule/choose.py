@@ -170,8 +170,7 @@ class _Chooser:
             at = {given.value: k for k, given in enumerate(part.inputs)}
             panels = tuple((k, at[p.source.value], *p.layout) for k, p in enumerate(packed, len(part.inputs)))
             part = replace(part, inputs=(*part.inputs, *(Input(p.value) for p in packed)))
-            ranked = self._ask(Question(title, part, alternatives, panels))
-            self._asked[key] = tuple(a.name for a in ranked)
+            self._asked[key] = tuple(a.name for a in self._ask(Question(title, part, alternatives, panels)))
         by_name = {a.name: a for a in alternatives}
         return tuple(by_name[name] for name in self._asked[key])
 

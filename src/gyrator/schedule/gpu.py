@@ -51,8 +51,7 @@ def gpu_refusal(group: Group, *, shared: bool) -> Refused | None:
         return Refused("a transposition has tiles of its own")
     if any(isinstance(m.nest.root, Scatter) and not is_atomic(m.nest) for m in group.members):
         return Refused("a scatter without atomics runs in order")
-    scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
-    if scanned and waits_for_reduction(group):
+    if any(isinstance(m.nest.root, Scan) for m in group.members) and waits_for_reduction(group):
         return Refused("a scan and what waits for a reduction need separate passes over the row")
     rows, row = group.sides
     programs, work = (rows // COLUMNS, row * COLUMNS) if across_rows(group) else (rows, row)

@@ -151,9 +151,8 @@ def _forms(kernel: Kernel | None) -> set[Hashable]:
 
 def _loop(kernel: Kernel) -> Loop:
     """The loop around a kernel; one of one step if it has none."""
-    first = kernel.body[0]
-    whole = isinstance(first, Loop) and len(kernel.body) == 1
-    return first if isinstance(first, Loop) and whole else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
+    first, *others = kernel.body
+    return first if isinstance(first, Loop) and not others else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
 
 
 # -- how ---------------------------------------------------------------------------------------------------

@@ -121,8 +121,7 @@ def is_atomic(nest: Nest) -> bool:
     root = nest.root
     if not nest.on_gpu or not isinstance(root, Scatter):
         return False
-    dtype = root.into.dtype
-    return root.combine == "set" or (root.combine != "mul" and dtype in _ATOMIC)
+    return root.combine == "set" or (root.combine != "mul" and root.into.dtype in _ATOMIC)
 
 
 _ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
-from gyrator.ir.index import ONE, Atom, Index
+from gyrator.ir.index import ONE
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import cost_of, iterations
@@ -74,8 +74,7 @@ def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
     def replace_load(expr: Expr) -> Expr | None:
         if isinstance(expr, Load) and expr.value in bodies_of:
             nest, body = bodies_of[expr.value]
-            at: dict[Atom, Index] = dict(zip(nest.axes, expr.index, strict=True))
-            inner = rewrite(body, rule, at)
+            inner = rewrite(body, rule, dict(zip(nest.axes, expr.index, strict=True)))
             return inner if expr.mask is None else Masked(expr.mask, inner, Const(expr.other, expr.dtype))
         return rule(expr)
 

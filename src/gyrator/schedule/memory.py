@@ -302,8 +302,7 @@ def _group_of(unit: Templated) -> Group:
 def life_of(program: Program, units: Sequence[Unit]) -> Life:
     """When each value is last read, if the units run in this order."""
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
-    forever = shown_values(program) | {update.target for update in program.updates}
-    return Life(last, forever)
+    return Life(last, shown_values(program) | {update.target for update in program.updates})
 
 
 def _beside_largest(program: Program, units: Sequence[Unit], life: Life) -> set[Value]:

@@ -211,11 +211,10 @@ def _sums(nest: Nest) -> list[Node]:
         before, part, reduced = _by_copies(nest, root, out, found, power(copies + 1) // 2)
     total, axes = out.derived("sums", into.shape, part.dtype), found.axes
     here = coords_of(axes)
-    whole = op("add", Load(into, here), Load(total, here))
     return [
         *before,
         replace(nest, out=(total,), axes=axes, root=Reduce("sum", reduced, (part,))),
-        replace(nest, axes=axes, root=Pointwise(whole)),
+        replace(nest, axes=axes, root=Pointwise(op("add", Load(into, here), Load(total, here)))),
     ]
 
 
@@ -247,7 +246,5 @@ def _stored(nest: Nest, body: Expr, out: Value) -> tuple[list[Node], Expr]:
     """What is added, read from memory if it is more than a load or so; and the nest that stores it then."""
     if sum(1 for _ in body.walk()) <= SIMPLE:
         return [], body
-    shape = tuple(axis.extent for axis in nest.axes)
-    value = out.derived("source", shape, body.dtype)
-    made = replace(nest, out=(value,), root=Pointwise(body))
-    return [made], Load(value, tuple(axis.index() for axis in nest.axes))
+    value = out.derived("source", tuple(axis.extent for axis in nest.axes), body.dtype)
+    return [replace(nest, out=(value,), root=Pointwise(body))], Load(value, coords_of(nest.axes))

@@ -103,8 +103,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     def computed(view: View, wish: str, sides: tuple[Axis, Axis]) -> Expr:
         at = tuple(ZERO if a.extent is ONE else a.index() for a in (*batch, *sides))
         expr = patches.patch(*at) if patches and view is product.left else element(view, at, unit.prologue, rule)
-        names = {load.value: renamed(load.value, wish) for load in expr.loads()}
-        return reading(expr, names)
+        return reading(expr, {load.value: renamed(load.value, wish) for load in expr.loads()})
 
     axes = [Axis(name, n) for name, n in zip(("batch", "row", "column")[-len(total.shape) :], total.shape, strict=True)]
     *batch, row, column = axes
@@ -131,8 +130,7 @@ def build_templated(
         inner = radix(substitute(at, made.at), axis.extent)
         assert inner is not None
         digits |= digits_of(axis.index(), inner[::-1])
-    shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
-    writer = Writer(shape, common.stored, rule)
+    writer = Writer(Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1), common.stored, rule)
     writer.locals[total] = contract.name
     operands = {Param(writer.memory(v), True, False): v for v in touched((contract,))}
 
