@@ -324,16 +324,13 @@ def taken_apart(gm: GraphModule, examples: Sequence[Any], compiler: Callable[...
     tensors. `compiler` makes a function of a list of each graph of ATen operators that comes of it."""
 
     def boxed(graph: GraphModule, fakes: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call: Callable[[list[Any]], Any] = compiler(graph, fakes)
+        call = compiler(graph, fakes)
         call.__dict__["_boxed_call"] = True
         return call
 
     aot = importlib.import_module("torch._functorch.aot_autograd")
     partition = importlib.import_module("torch._functorch.partitioners").min_cut_rematerialization_partition
-    found: Callable[..., Any] = aot.aot_module_simplified(
-        gm, examples, boxed, partition_fn=partition, keep_inference_input_mutations=True
-    )
-    return found
+    return aot.aot_module_simplified(gm, examples, boxed, partition_fn=partition, keep_inference_input_mutations=True)
 
 
 def guard_parameters() -> None:

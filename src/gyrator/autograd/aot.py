@@ -156,8 +156,7 @@ def aot_program(
     run: BoxedCallable | Differentiable
     if joint.tangents:
         with stage("partition"):
-            partition = partition_fn(roles)
-            halves = split(roles, partition.saved)
+            halves = split(roles, partition_fn(roles).saved)
         run = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
     else:
         graph = inference_graph(roles)

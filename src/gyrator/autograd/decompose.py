@@ -113,8 +113,7 @@ class _Pass:
                 results = self._table[op](*args, **kwargs)
         if results is NotImplemented or recorder.constants:
             return None
-        outputs = self._results(op, recorder, results, node.meta["val"])
-        build.graph.output(outputs)
+        build.graph.output(self._results(op, recorder, results, node.meta["val"]))
         return self._inner(keep_numbers=True).run(build.graph, {}).graph
 
     def _results(self, op: OpOverload, recorder: Recorder, results: Any, wanted: Any) -> Any:

@@ -49,8 +49,7 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         scores = query.to(dtype) @ key.to(dtype).mT * scale
         places = [torch.arange(size, device=query.device) for size in scores.shape]
         scores = _mapped(call, score_mod, scores, places, score_reads)
-        kept = _mapped(call, mask[-1], None, places, mask_reads)
-        scores = torch.where(kept, scores, -math.inf)
+        scores = torch.where(_mapped(call, mask[-1], None, places, mask_reads), scores, -math.inf)
         # Rows without any score would be nan: they count as zeros, and what comes of them is replaced.
         empty = (scores == -math.inf).all(-1)
         filled = scores.masked_fill(empty[..., None], 0.0)

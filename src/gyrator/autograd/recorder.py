@@ -131,8 +131,7 @@ class Recorder(TorchDispatchMode):
         anchor = self._last_input
         graph = self.build.graph
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
-            position = None if literal else self._inputs
-            self.add_input(f"constant_{len(self.constants)}", fake, position)
+            self.add_input(f"constant_{len(self.constants)}", fake, None if literal else self._inputs)
         self.constants.append((self.alias_of(fake).root, value))
 
     def share(self, tensor: Tensor, source: Tensor) -> None:

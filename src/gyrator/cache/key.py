@@ -199,8 +199,7 @@ class _Writer:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
                 raise _Uncacheable(f"a tensor of layout {value.layout}")
-            offset = value.storage_offset()
-            sizes = (*value.shape, "@", *value.stride(), "+", offset)
+            sizes = (*value.shape, "@", *value.stride(), "+", value.storage_offset())
             dims = " ".join(self.number(s) if isinstance(s, torch.SymInt) else str(s) for s in sizes)
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
             known = torch_compat.float_behind(value)

@@ -146,8 +146,7 @@ class Store:
 
     def newest(self, limit: int) -> Iterator[Mapping[str, Any]]:
         """The notes of the entries that were written last."""
-        manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_changed, reverse=True)
-        for manifest in manifests[:limit]:
+        for manifest in sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_changed, reverse=True)[:limit]:
             with suppress(OSError, ValueError, KeyError):
                 yield json.loads(manifest.read_text("utf-8"))["notes"]
 

@@ -50,8 +50,7 @@ def _cost_of(target: Any) -> Cost:
     if target is operator.getitem:
         return Cost.VIEW
     if not isinstance(target, OpOverload):
-        module = getattr(target, "__module__", None)
-        return Cost.NUMBER if module in _OF_NUMBERS else Cost.HEAVY
+        return Cost.NUMBER if getattr(target, "__module__", None) in _OF_NUMBERS else Cost.HEAVY
     name = target._schema.name
     if name in _SEEDED:
         return Cost.POINTWISE
