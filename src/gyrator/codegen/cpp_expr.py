@@ -232,8 +232,7 @@ class Expressions(Blocks[Term, Block]):
             self.checks.append(e)
         site = self.checks.index(e) + 1
         size = self.index(e.size)
-        exprs = [e.arg] if e.mask is None else [e.mask, e.arg]
-        terms = self.together(exprs, 50)
+        terms = self.together([e.arg] if e.mask is None else [e.mask, e.arg], 50)
         text, vector = terms[-1].text, any(t.vector for t in terms)
         if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
             zero = f"gy::broadcast<{self.width if vector else 1}>(int64_t(0))"

@@ -260,8 +260,7 @@ class Expressions(Blocks[Term, Block]):
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
-        flat = value.position(index)
-        moves = [(bool(self.index(Index((term,))).axes), term) for term in flat.terms]
+        moves = [(bool(self.index(Index((term,))).axes), term) for term in value.position(index).terms]
         halves = [tuple(term for moving, term in moves if moving is half) for half in (False, True)]
         terms = [self.index(Index(half)) for half in halves if half]
         text = " + ".join([self.pointers[value], *(term.operand for term in terms)])

@@ -610,8 +610,7 @@ def programs_text(kernel: TritonKernel) -> str:
     """How many programs a launch runs: ``lambda s0, XBLOCK: -(-s0 // XBLOCK)``; not over a block size ``PROGRAMS``, if
     that is not 0: they take tiles until all are done."""
     blocks = dict.fromkeys(name for _, config in kernel.variants for name, _ in config.blocks)
-    counts = [_count_text(axis) for axis in kernel.grid]
-    text = " * ".join(text for text in counts if text != "1") or "1"
+    text = " * ".join(text for text in map(_count_text, kernel.grid) if text != "1") or "1"
     shared = "PROGRAMS" in blocks and any(axis.block for axis in kernel.grid)
     return _lambda([*size_names(kernel), *blocks], f"min({text}, PROGRAMS or {text})" if shared else text)
 

@@ -106,8 +106,7 @@ class _ProgramChecker:
     # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: ir.Nest) -> None:
         root = nest.root
-        inner = root.reduced if isinstance(root, ir.Reduce) else ()
-        every = (*nest.axes, *inner)
+        every = (*nest.axes, *(root.reduced if isinstance(root, ir.Reduce) else ()))
         axes = frozenset(every)
         if len(axes) != len(every) or len({a.name for a in every}) != len(every):
             raise RuleBroken(f"axes are not distinct: {', '.join(a.name for a in every)}")

@@ -138,8 +138,7 @@ class _Machine:
     def extern(self, node: Extern) -> None:
         written: dict[Value, Tensor] = {}
         for old, new in node.mutates:
-            copy = allocate(old, self.sizes)
-            written[old] = self.values[new] = copy.copy_(self.values[old])
+            written[old] = self.values[new] = allocate(old, self.sizes).copy_(self.values[old])
         args = [self.arg(a, written) for a in node.args]
         kwargs = {name: self.arg(a, written) for name, a in node.kwargs}
         with torch.no_grad():

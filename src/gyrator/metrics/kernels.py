@@ -102,8 +102,7 @@ class _Walk:
                 self.operations += 2 * times * self.depth
         for view in tree.windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
-            elements = prod(count_of(n) for n in view.shape)
-            moved[view.value] += elements * view.value.dtype.itemsize
+            moved[view.value] += prod(map(count_of, view.shape)) * view.value.dtype.itemsize
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int) -> None:
         combined = store.combine != "set"
@@ -130,8 +129,7 @@ class _Walk:
 
     def facts(self) -> KernelFacts:
         self.body(self.kernel.body, (), set())
-        read = tuple(min(self.read[value], value_bytes(value)) for value in self.values)
-        written = tuple(min(self.written[value], value_bytes(value)) for value in self.values)
+        read, written = (tuple(min(n[v], value_bytes(v)) for v in self.values) for n in (self.read, self.written))
         reduced = {loop.axis: count_of(loop.axis.extent) for loop in self.loops if loop.carries}
         kept = [*{loop.axis: count_of(loop.axis.extent) for loop in self.loops if not loop.carries}.values()] or [1]
         elements = sum(n // value.dtype.itemsize for n, value in zip(written, self.values, strict=True))
