@@ -39,12 +39,11 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
 
     Raises: InternalCheckError if a pass failed or broke its spec; it names the pass, and node and line where known. Any
     other GyratorError that a pass raised, as it was."""
-    last = len(passes) - 1
-    for position, step in enumerate(passes):
+    for step in passes:
         before = program
         with session.stage(step.name), blame(within=step.name, how="it raised "):
             program = step.run(before)
-        checked = session.config.check == "every" or (session.config.check == "borders" and position == last)
+        checked = session.config.check == "every" or (session.config.check == "borders" and step is passes[-1])
         if checked and step.leaves is not None:
             with session.stage(f"check {step.name}"), blame(within=step.name):
                 step.leaves(program)

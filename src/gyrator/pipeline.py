@@ -260,8 +260,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
             entry = keep(again, {**built, **files}, notes, task.stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry)
-        ready = GraphCompiled(entry, False, session, regions, constants)
-        compiled = _compiled(ready, task.process)
+        compiled = _compiled(GraphCompiled(entry, False, session, regions, constants), task.process)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, task.graph, info, programs, lowered)

@@ -58,8 +58,7 @@ class CudaDriver:
         if status:
             text = ctypes.c_char_p()
             self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
-            name = text.value.decode() if text.value else f"CUDA error {status}"
-            raise LaunchFailed(what, name)
+            raise LaunchFailed(what, text.value.decode() if text.value else f"CUDA error {status}")
 
     def enter_context(self) -> bool:
         """Make device 0's context current on a thread that has none; whether that succeeded.

@@ -139,8 +139,7 @@ class Runtime:
         self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None
     ) -> Callable[..., object]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
-        gpu = self.gpu or GpuKernels(self.folder, moved=self.moved)
-        launch = gpu.kernel(name, programs, updated)
+        launch = (self.gpu or GpuKernels(self.folder, moved=self.moved)).kernel(name, programs, updated)
         return self._watched(name, _in_range(name, launch) if self.named else launch, gpu=True)
 
     def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:
@@ -166,8 +165,7 @@ class Runtime:
             return given
         path = self.folder / constant_file(key)
         try:
-            raw = numpy.fromfile(path, dtype=numpy.uint8)
-            flat = torch.from_numpy(raw).view(dtype)
+            flat = torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)).view(dtype)
             return torch.empty_strided(shape, strides, dtype=dtype).copy_(flat.view(tuple(shape)))
         except (OSError, RuntimeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
@@ -233,8 +231,7 @@ def load_launcher(path: Path) -> Bind:
     """The function `bind` of a built `launch.cpp`."""
     library = ctypes.PyDLL(str(path))
     library.gyrator_launcher.restype = ctypes.py_object
-    found: Bind = library.gyrator_launcher()
-    return found
+    return library.gyrator_launcher()
 
 
 def index_error(sites: Sequence[tuple[int | None, Origin | None]]) -> OnError:

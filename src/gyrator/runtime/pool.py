@@ -86,8 +86,7 @@ class Pool:
                 if not block.is_intact():
                     self._blocks.remove(block)
                     continue
-                base = block.base(dtype)
-                tensor = reinterpret(base, shape, strides, 0)
+                tensor = reinterpret(block.base(dtype), shape, strides, 0)
                 if block.holders() == block.own + 1:
                     block.taken = self._takes
                     return tensor
