@@ -19,10 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gyrator.autograd.decompositions import decomposition_table, with_bias
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.tuner import Candidate, Tuner
-from gyrator.schedule.products import Ask
+from gyrator.schedule.products import FLOATS, Ask
 from gyrator.torch_compat import graph_module
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_RATIO = 32
 """K is at least so many times M and N: otherwise the library has tiles enough for all cores."""
 PART, SHORTEST, MOST = 256, 128, 5

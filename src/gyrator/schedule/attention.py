@@ -26,7 +26,7 @@ from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu_tiling import fits
 from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import full_view
-from gyrator.schedule.products import Templated, Unit
+from gyrator.schedule.products import FLOATS, Templated, Unit
 
 _LIBRARY = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": ("forward", "query key value dropout causal"),
@@ -35,7 +35,6 @@ _LIBRARY = {
     ),
 }  # fmt: skip
 """The template that computes what a call of the library does, and what the call's arguments are."""
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _OF_BACKWARD = (*_OPERANDS[:4], "result", "sums")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
@@ -87,7 +86,7 @@ def _library(call: Extern) -> Attend | None:
     tensors, mask = tuple(given[name] for name in _OF_BACKWARD if name in given), given.get("attn_mask")
     axes, width, scale, shown = _axes(tensors), tensors[0].shape[3].value, given.get("scale"), _shown(call)
     views = (*tensors, *(() if mask is None else (mask,)))
-    strange = any(v.dtype is not None or v.value.dtype not in _DTYPES or ZERO in v.shape for v in views)
+    strange = any(v.dtype is not None or v.value.dtype not in FLOATS or ZERO in v.shape for v in views)
     if strange or given.get("dropout") or width is None:
         return None
     places, group = tuple(axis.index() for axis in axes), (tensors[0].shape[1] // tensors[1].shape[1]).value

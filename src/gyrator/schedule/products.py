@@ -176,7 +176,8 @@ Ask = Callable[[Question], tuple[Alternative, ...]]
 _OPS = frozenset("mm addmm bmm baddbmm _int_mm convolution _scaled_mm _grouped_mm".split()) | {EXPERTS_IN_A_LOOP}
 ZEROED = (torch.float32, torch.float16)
 """Types of which a CPU's template leaves zeros behind the last group of rows; elsewhere, as ATen's, anything."""
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Element types of products and of attention."""
 
 
 def product_of(call: Extern) -> Product | None:
@@ -203,7 +204,7 @@ def product_of(call: Extern) -> Product | None:
         return None
     dtypes = {left.value.dtype, right.value.dtype}
     exact = dtypes == {torch.int8} and out.dtype == torch.int32 and op == "_int_mm"
-    if not exact and (dtypes != {out.dtype} or out.dtype not in _FLOATS):
+    if not exact and (dtypes != {out.dtype} or out.dtype not in FLOATS):
         return None
     (*outer, m, k), (*others, inner, n) = left.shape, right.shape
     if (outer, k, (*outer, m, n)) != (others, inner, out.shape):
@@ -259,7 +260,7 @@ def _scaled(call: Extern, out: Value) -> Product | None:
     scales = tuple(view for view in expanded if view is not None)
     if len(scales) != 2 or more.get("scale_result") is not None:
         return None
-    if out.dtype not in _FLOATS or ZERO in (*out.shape, left.shape[-1]):
+    if out.dtype not in FLOATS or ZERO in (*out.shape, left.shape[-1]):
         return None
     added = more.get("bias")
     bias = _expanded(added, out.shape) if isinstance(added, View) and added.value.dtype == out.dtype else None
@@ -282,7 +283,7 @@ def _grouped(call: Extern, out: Value) -> Product | None:
     wanted = (*ends.shape, m, n) if not matrices else (m, n)
     if several or not known or (k, wanted) != (inner, out.shape) or ZERO in (*out.shape, k):
         return None
-    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*_FLOATS}:
+    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*FLOATS}:
         return None
     return Product(left, right, out, ends=ends)
 
