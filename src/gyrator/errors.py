@@ -49,10 +49,8 @@ class InvalidOption(GyratorError):
     """An option whose value has the wrong type or lies outside its range."""
 
     def __init__(self, name: str, value: object, expected: str, *, source: str = "options") -> None:
-        super().__init__(
-            f"option {name!r} must be {expected}, not {value!r} (from {source})",
-            hint="docs/config.md lists every option with its type and default",
-        )
+        hint = "docs/config.md lists every option with its type and default"
+        super().__init__(f"option {name!r} must be {expected}, not {value!r} (from {source})", hint=hint)
 
 
 # -- what the user gave --------------------------------------------------------------------------------------
@@ -109,10 +107,8 @@ class LaunchFailed(GyratorError):
     """The GPU's driver refused to load or launch a kernel, or an earlier kernel had failed."""
 
     def __init__(self, kernel: str, status: str) -> None:
-        super().__init__(
-            f"{kernel} was not launched: {status}",
-            hint="GPUs report late: with CUDA_LAUNCH_BLOCKING=1 the kernel at fault is named",
-        )
+        hint = "GPUs report late: with CUDA_LAUNCH_BLOCKING=1 the kernel at fault is named"
+        super().__init__(f"{kernel} was not launched: {status}", hint=hint)
 
 
 class KernelBuildError(GyratorError):
