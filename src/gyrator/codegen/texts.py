@@ -115,11 +115,8 @@ class Blocks(Generic[TermT, LinesT]):
             factors = [atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
             printed += factors
             number = [str(abs(c))] if abs(c) != 1 or not factors else []
-            product = " * ".join([*(factor.operand for factor in factors), *number])
-            if text:
-                text += f" {'-' if c < 0 else '+'} {product}"
-            else:
-                text = f"-{product}" if c < 0 else product
+            sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
+            text += sign + " * ".join([*(factor.operand for factor in factors), *number])
         return text or "0", printed
 
     def shorten(self, terms: list[TermT], room: int, named: Callable[[int], TermT], least: int = 1) -> None:

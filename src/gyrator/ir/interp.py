@@ -127,9 +127,8 @@ class _Machine:
         result = self.values[root.into].clone(memory_format=torch.contiguous_format)
         if 0 in shape:
             return result
-        linear = torch.zeros(shape, dtype=torch.int64)
-        for coordinate, stride in zip(evaluator.coordinates(root.index, root.into), result.stride(), strict=True):
-            linear = linear + coordinate * stride
+        places = zip(evaluator.coordinates(root.index, root.into), result.stride(), strict=True)
+        linear = sum((at * step for at, step in places), torch.zeros(shape, dtype=torch.int64))
         source = evaluator.value(root.body).broadcast_to(shape)
         combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
         return result

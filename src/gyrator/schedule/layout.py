@@ -94,15 +94,9 @@ def _unit(position: Index) -> Axis | None:
 
 def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
     """Axes, outermost loop first: by decreasing stride, but last the one along which most bytes lie contiguously."""
-    contiguous: dict[Axis, int] = {}
-    stride: dict[Axis, int] = {}
-    for axis in axes:
-        contiguous[axis] = stride[axis] = 0
-        for access in found:
-            c = access.position.coefficient(axis)
-            if c is ONE:
-                contiguous[axis] += access.weight
-            stride[axis] += access.weight * (1 if c is None else abs(volume((c,))))
+    steps = {a: [(access.position.coefficient(a), access.weight) for access in found] for a in axes}
+    contiguous = {a: sum(weight for c, weight in moves if c is ONE) for a, moves in steps.items()}
+    stride = {a: sum(n * (1 if c is None else abs(volume((c,)))) for c, n in moves) for a, moves in steps.items()}
     most = max(contiguous.values(), default=0)
     return sorted(contiguous, key=lambda a: (most > 0 and contiguous[a] == most, -stride[a]))
 
