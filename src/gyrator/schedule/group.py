@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gyrator.ir.expr import Load
-from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, linear, product, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, linear, product, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.lowering.views import nested_order
@@ -86,22 +86,13 @@ class Refused:
 
 def singleton(nest: Nest, position: int) -> Group:
     """The group of one nest, its axes renamed so that no two groups share one; axes of size 1 disappear."""
-    inner = _inner_axes(nest)
-    found = loads(expressions(nest.root))
-    at: dict[Atom, Index] = {}
-    outer: list[Axis] = []
-    space: list[Axis] = []
-    for axis in nest.axes + (nest.root.reduced if isinstance(nest.root, Reduce) else ()):
-        if axis.extent.value == 1:
-            at[axis] = ZERO
-            continue
-        own = Axis(f"n{position}{axis.name}", axis.extent)
-        at[axis] = own.index()
-        (space if axis in inner else outer).append(own)
-    if inner and not space:
-        space = [Axis(f"n{position}one", as_index(1))]
-    member = Member(nest, position, at, 0 if inner else None, found)
-    return Group(tuple(outer), (tuple(space),) if inner else (), (member,))
+    inner, axes = _inner_axes(nest), nest.axes + (nest.root.reduced if isinstance(nest.root, Reduce) else ())
+    own = {axis: Axis(f"n{position}{axis.name}", axis.extent) for axis in axes if axis.extent is not ONE}
+    at: dict[Atom, Index] = {axis: own[axis].index() if axis in own else ZERO for axis in axes}
+    outer = tuple(new for axis, new in own.items() if axis not in inner)
+    space = tuple(new for axis, new in own.items() if axis in inner) or (Axis(f"n{position}one", ONE),)
+    member = Member(nest, position, at, 0 if inner else None, loads(expressions(nest.root)))
+    return Group(outer, (space,) if inner else (), (member,))
 
 
 def _inner_axes(nest: Nest) -> Axes:
