@@ -57,8 +57,7 @@ def _named(kind: type, text: str) -> Any:
     return found
 
 
-_RECORDED = (*get_args(Source), Program, Tangent, Update, View)
-_RECORDS: Mapping[str, type[Any]] = {cls.__name__: cls for cls in _RECORDED}
+_RECORDS: Mapping[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Source), Program, Tangent, Update, View)}
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     **{kind.__name__: partial(_named, kind) for kind in (torch.dtype, torch.layout, torch.memory_format, OpOverload)},
     "device": torch.device,

@@ -105,17 +105,16 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
             case _:
                 reads, writes = touched(step, kernels)
                 memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
-                last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
-                hosts = [s.upon for s in before if s.upon is not None and s.offset is not None]
-                first = max([*last, -1]) + 1
-                first = max([first, *(mentioned.get(host, 0) for host in hosts)])
+                after = [written.get(v, -1) + 1 for v in memory]
+                after += [read.get(v, -1) + 1 for v, writing in memory.items() if writing]
+                after += [mentioned.get(s.upon, 0) for s in before if s.upon is not None and s.offset is not None]
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
                 sizes = {s.value: bytes_of(s.value) for s in before if s.upon is None}
                 made, early = sum(sizes.values()), sum(size for v, size in sizes.items() if v not in kept)
                 elements = kernel.tiling.hint if kernel and kernel.tiling else 0
                 new = _Slot([step], _forms(kernel), set(memory), elements, early, next(rooms))
-                tight = max((k for k, slot in enumerate(slots) if slot.room < made), default=-1)
-                first = max(first, tight + 1)
+                after += [k for k, slot in enumerate(slots, 1) if slot.room < made]
+                first = max(after, default=0)
                 fitting = [k for k in range(first, len(slots)) if slots[k].takes(new, last=k == len(slots) - 1)]
                 at = min(fitting, key=lambda k: not new.forms <= slots[k].forms, default=len(slots))
                 if fitting:

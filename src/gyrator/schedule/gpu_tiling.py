@@ -278,16 +278,13 @@ def streamed(kernel: Kernel) -> set[Value]:
 
 # -- looking -----------------------------------------------------------------------------------------------
 def _walk(kernel: Kernel) -> _Walk:
-    grid: list[Axis] = []
-    rows: dict[Axis, tuple[Loop, ...]] = {}
-    for loop in tree.walk_loops(kernel.body):
-        if loop.kind is LoopKind.PARALLEL:
-            grid.append(loop.axis)
-        elif loop.kind is LoopKind.LANES:
-            rows[loop.axis] = (*rows.get(loop.axis, ()), loop)
+    loops = list(tree.walk_loops(kernel.body))
+    lanes = [loop for loop in loops if loop.kind is LoopKind.LANES]
+    rows = {loop.axis: tuple(other for other in lanes if other.axis is loop.axis) for loop in lanes}
+    grid = tuple(loop.axis for loop in loops if loop.kind is LoopKind.PARALLEL)
     loads = [(load.index[0], load.dtype.itemsize) for load in tree.loads_in(kernel.body)]
     stores = [(s.index[0], s.value.dtype.itemsize) for s in tree.walk_stages(kernel.body) if isinstance(s, Store)]
-    return _Walk(tuple(grid), rows, (*loads, *stores))
+    return _Walk(grid, rows, (*loads, *stores))
 
 
 def _scans(loop: Loop) -> bool:

@@ -447,10 +447,6 @@ def _work(exprs: tuple[Expr, ...]) -> int:
 
 def _cost(stages: Body) -> int:
     """Cheap instructions of one pass over the stages, about."""
-    total = 1
-    for stage in stages:
-        if isinstance(stage, Loop):
-            total += _cost(stage.body) * iterations((stage.axis,))
-        else:
-            total += 1 + _work(stage_exprs(stage))
-    return total
+    loops = [stage for stage in stages if isinstance(stage, Loop)]
+    work = sum(1 + _work(stage_exprs(stage)) for stage in stages if not isinstance(stage, Loop))
+    return 1 + work + sum(_cost(loop.body) * iterations((loop.axis,)) for loop in loops)

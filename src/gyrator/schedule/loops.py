@@ -132,11 +132,9 @@ def _numbered_order(group: Group, space: int, order: list[Axis]) -> list[Axis]:
     """``order``, or where elements are numbered (argmax) the one in which the numbers grow: of equal elements
     the first to come is kept, and has to be the one with the lowest number."""
     for member in group.members:
-        root = member.nest.root
-        if member.space == space and isinstance(root, Reduce) and len(root.body) == 2:
-            number = root.body[1]
-            if isinstance(number, IndexValue):
-                at = substitute(number.index, member.at)
+        match member.nest.root:
+            case Reduce(_, _, (_, IndexValue(number))) if member.space == space:
+                at = substitute(number, member.at)
                 return sorted(order, key=lambda a: _magnitude(at.coefficient(a)), reverse=True)
     return order
 
