@@ -71,8 +71,7 @@ def is_statement(node: Node) -> bool:
 
 def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name; those left out are missing."""
-    names = (argument.name for argument in op._schema.arguments)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
 
 
 def _functional_form(op: OpOverload) -> OpOverload | None:

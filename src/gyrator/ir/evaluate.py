@@ -168,8 +168,7 @@ def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, 
 
 def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
     """An uninitialised tensor with exactly the shape, dtype and strides of ``value``."""
-    shape = [evaluate(s, sizes) for s in value.shape]
-    strides = [evaluate(s, sizes) for s in value.strides]
+    shape, strides = ([evaluate(n, sizes) for n in part] for part in (value.shape, value.strides))
     return torch.empty_strided(shape, strides, dtype=value.dtype)
 
 

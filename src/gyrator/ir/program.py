@@ -228,8 +228,7 @@ def bodies(root: Root) -> tuple[Expr, ...]:
 
 def expressions(root: Root) -> tuple[Expr, ...]:
     """All that a root computes: its bodies, and the run-time values within a scatter's index."""
-    index = root.index if isinstance(root, Scatter) else ()
-    return (*bodies(root), *indirect_values(index))
+    return (*bodies(root), *indirect_values(root.index if isinstance(root, Scatter) else ()))
 
 
 def loads(exprs: Iterable[Expr]) -> tuple[Load, ...]:

@@ -173,8 +173,7 @@ class _Walk:
             return "persistent reduction" if persistent else "looped reduction"
         if combined or any(store.value in self.values and indirect_values(store.index) for store in self.stores):
             return "scatter"
-        several = sum(isinstance(item, Loop) for item in self.kernel.body) > 1
-        return "foreach" if several else "pointwise"
+        return "foreach" if sum(isinstance(item, Loop) for item in self.kernel.body) > 1 else "pointwise"
 
 
 def _inner_loops(loop: Loop) -> int:

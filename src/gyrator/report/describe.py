@@ -179,14 +179,11 @@ def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit 
 def _memory(plan: Plan, program: Program) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
     """Bytes held after each launch, call and copy, and who holds them at the peak."""
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
-    totals: list[int] = []
-    peak, at_peak = -1, tuple[Value, ...]()
-    for total, values in held(plan, value_bytes):
-        totals.append(total)
-        if total > peak:
-            peak, at_peak = total, tuple(values)
+    totals = tuple(total for total, _ in held(plan, value_bytes))
+    peak = max(totals, default=0)
+    at_peak = next((tuple(values) for total, values in held(plan, value_bytes) if total == peak), ())
     most = sorted(((value, value_bytes(value)) for value in at_peak), key=lambda item: -item[1])
-    return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
+    return totals, tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 
 
 # -- counting ------------------------------------------------------------------------------------------------

@@ -43,8 +43,7 @@ class _Box:
 def diagram(record: GraphRecord, link: str = "") -> str:
     """The SVG of a graph. `link` is put before a kernel's name to make what a click on it leads to."""
     boxes, edges = _boxes(record, link)
-    layers = _layers(len(boxes), edges)
-    at = _positions(boxes, layers)
+    at = _positions(boxes, _layers(len(boxes), edges))
     width = max((x + boxes[b].width for b, (x, _) in at.items()), default=0) + GAP_X
     height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
     return TEMPLATES.get_template("diagram.svg.jinja").render(
@@ -87,8 +86,7 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
     place = {box: float(k) for layer in layers for k, box in enumerate(layer)}
     for sweep in range(SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
-            wish = {b: fmean(place[n] for n in near.get(b, [b])) for b in layer}
-            layer.sort(key=lambda box: wish[box])
+            layer.sort(key=lambda box: fmean(place[n] for n in near.get(box, [box])))
             place |= {box: float(k) for k, box in enumerate(layer)}
     return layers
 

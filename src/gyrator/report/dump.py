@@ -168,8 +168,7 @@ def _step_text(step: Step) -> str:
             asked = "" if needs is None else f" if it has {needs} bytes, else fresh"
             return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}{asked}'}"
         case Launch(kernel, args, sizes):
-            given = ", ".join([*(value.name for value in args), *map(str, sizes)])
-            return f"launch {kernel}({given})"
+            return f"launch {kernel}({', '.join([*(value.name for value in args), *map(str, sizes)])})"
         case Call(extern, into):
             return f"call {node_text(extern).splitlines()[-1].strip()}{'  into its result' if into else ''}"
         case Copy(into, source):

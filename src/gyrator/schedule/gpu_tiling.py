@@ -73,8 +73,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (512, 256, 1024) if many else (1024, 512, 2048)
         configs = [Config((("XBLOCK", n),), 4) for n in sizes]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
-    item = max((size for _, size in walk.accesses), default=4)
-    side = 64 if item <= 2 else 32
+    side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
     shapes: tuple[tuple[int, ...], ...] = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32))
     shapes = (*shapes, (16, 4 * side))
     axes, names = walk.grid[-2:], ["YBLOCK", "XBLOCK"]

@@ -188,8 +188,7 @@ def _unite(a: Group, b: Group) -> Group | Refused:
             found = len(spaces) - 1
         renumber[k] = found
     moved = tuple(m if m.space is None else replace(m, space=renumber[m.space]) for m in a.members)
-    members = tuple(sorted(moved + b.members, key=lambda m: m.position))
-    return Group(b.outer, tuple(spaces), members)
+    return Group(b.outer, tuple(spaces), tuple(sorted(moved + b.members, key=lambda m: m.position)))
 
 
 def _unify_axes(a: Sequence[Axis], b: Sequence[Axis]) -> Unification | None:

@@ -40,8 +40,7 @@ FIRST = -1
 
 def accumulator(product: Product) -> Value:
     """The sums over k of a product's elements, in the type in which they are summed."""
-    out = product.out
-    dtype = torch.float32 if out.dtype.is_floating_point else torch.int32
+    dtype = torch.float32 if product.out.dtype.is_floating_point else torch.int32
     return Value("acc", product.shape, dtype, contiguous_strides(product.shape), torch.device("meta"))
 
 

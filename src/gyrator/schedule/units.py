@@ -36,8 +36,7 @@ class Units:
         assert before is not None
         earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
         members = [*earlier, first, last, *later]
-        ranks = sorted(self._rank[u] for u in members)
-        for unit, rank in zip(members, ranks, strict=True):
+        for unit, rank in zip(members, sorted(self._rank[u] for u in members), strict=True):
             self._rank[unit] = rank
         for edges in (self._succ, self._pred):
             edges[a] |= edges[b]

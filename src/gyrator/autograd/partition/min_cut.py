@@ -206,8 +206,7 @@ def _price(node: Node, joint: JointGraph) -> float:
 
 def _random(node: Node) -> bool:
     """Whether a value is random, or one of several results of an operator that is."""
-    source = node.all_input_nodes[0] if node.target is operator.getitem else node
-    return cost(source) is Cost.RANDOM
+    return cost(node.all_input_nodes[0] if node.target is operator.getitem else node) is Cost.RANDOM
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:
