@@ -39,11 +39,12 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
 
     Raises: InternalCheckError if a pass failed or broke its spec; it names the pass, and node and line where known. Any
     other GyratorError that a pass raised, as it was."""
-    for step in passes:
+    last = len(passes) - 1
+    for position, step in enumerate(passes):
         before = program
         with session.stage(step.name), blame(within=step.name, how="it raised "):
             program = step.run(before)
-        checked = session.config.check == "every" or (session.config.check == "borders" and step is passes[-1])
+        checked = session.config.check == "every" or (session.config.check == "borders" and position == last)
         if checked and step.leaves is not None:
             with session.stage(f"check {step.name}"), blame(within=step.name):
                 step.leaves(program)
