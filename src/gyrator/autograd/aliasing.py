@@ -92,11 +92,8 @@ class Program:
 
 def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """`Program.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
-    return tuple(
-        (position, int(value.storage_offset()))
-        for position, value in enumerate(inputs)
-        if isinstance(value, Tensor) and recorder.alias_of(value).root.pinned
-    )
+    tensors = [(position, value) for position, value in enumerate(inputs) if isinstance(value, Tensor)]
+    return tuple((k, int(tensor.storage_offset())) for k, tensor in tensors if recorder.alias_of(tensor).root.pinned)
 
 
 class _Results:

@@ -194,11 +194,8 @@ def _differentiable(
     tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
     missing = behind_loss(roles.results, tangents, halves.backward.find_nodes(op="placeholder")) if for_loss else ()
     without_zeros(halves.backward, {tangents.pop(result) for result in missing})
-    static = tuple(
-        len(halves.numbers) + halves.saved_values + index
-        for index, position in enumerate(halves.saved_primals)
-        if roles.primals[position] in roles.static
-    )
+    saved = [*enumerate(halves.saved_primals, kept)]
+    static = tuple(at for at, position in saved if roles.primals[position] in roles.static)
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients), kept)
 
     start_backward = partial(compiled, halves.backward, backward_info)

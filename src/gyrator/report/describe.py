@@ -97,13 +97,8 @@ def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
                     why=why_extern(extern),
                 )
             case Copy(into, source):
-                yield StepRecord(
-                    kind="copy",
-                    name="copy",
-                    reads=(source.value.name,),
-                    writes=(into.value.name,),
-                    bytes=2 * value_bytes(into.value),
-                )
+                moved = 2 * value_bytes(into.value)
+                yield StepRecord("copy", "copy", reads=(source.value.name,), writes=(into.value.name,), bytes=moved)
 
 
 def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:

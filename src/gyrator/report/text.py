@@ -75,17 +75,11 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     ]
     head = ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from")
     _table(console, "kernels", head, kernels)
-    calls = [
-        (step.name, size_text(step.bytes), _us(took), step.why, (*step.places, "")[0])
-        for step, took in graph.timed_steps()
-        if step.kind == "extern"
-    ]
+    externs = [(step, took) for step, took in graph.timed_steps() if step.kind == "extern"]
+    calls = [(s.name, size_text(s.bytes), _us(took), s.why, (*s.places, "")[0]) for s, took in externs]
     _table(console, "calls of operators", ("operator", "bytes", "us", "why", "from"), calls)
-    tried = [
-        (name, c.config, _us(c.milliseconds, 1e3) or "refused", "x" if c.chosen else "")
-        for name, candidates in graph.candidates.items()
-        for c in candidates
-    ]
+    timed = [(name, c) for name, candidates in graph.candidates.items() for c in candidates]
+    tried = [(name, c.config, _us(c.milliseconds, 1e3) or "refused", "x" if c.chosen else "") for name, c in timed]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
     trials = [(choice.title, t) for choice in record.choices for t in choice.trials]
     chosen = [(title, t.name, _us(t.milliseconds, 1e3), t.failure) for title, t in trials]

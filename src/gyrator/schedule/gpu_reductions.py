@@ -225,11 +225,8 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
 
 def _goes_on(program: Program, elements: int, results: Set[Value]) -> bool:
     """Whether something is computed for each of so many elements from what their rows were reduced to."""
-    return any(
-        isinstance(node.root, Pointwise) and uses(node) & results and iterations(node.axes) >= elements
-        for node in program.nodes
-        if isinstance(node, Nest)
-    )
+    mapped = [node for node in program.nodes if isinstance(node, Nest) and isinstance(node.root, Pointwise)]
+    return any(uses(nest) & results and iterations(nest.axes) >= elements for nest in mapped)
 
 
 def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Expr:

@@ -288,10 +288,8 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
     others, spaces = [a for a in group.outer if a not in (column, beside)], list(group.spaces)
     inner = column
     both = column = inner if beside is None else Axis(beside.name, beside.extent * inner.extent)
-    simple = not tiny and all(
-        m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
-        for m in group.members
-    )
+    roots = [m.nest.root for m in group.members]
+    simple = not tiny and all(r.kind in SIMPLE if isinstance(r, Reduce) else not isinstance(r, Scan) for r in roots)
     width = iterations((column,), 1 << 12)
     simple = simple and (width < BLOCK or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
     style = Style.SHEET if simple else Style.STRIPS
