@@ -17,7 +17,7 @@ rule fires only if it holds for every value of the sizes within their bounds."""
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache, reduce
 from math import gcd, prod
@@ -135,10 +135,7 @@ class Index:
             return other
         if not other.terms:
             return self
-        total = dict(self.terms)
-        for monomial, c in other.terms:
-            total[monomial] = total.get(monomial, 0) + c
-        return _canonical(total)
+        return _sum((*self.terms, *other.terms))
 
     __radd__ = __add__
 
@@ -157,12 +154,7 @@ class Index:
             return self
         if self is ONE:
             return other
-        total: dict[Monomial, int] = {}
-        for m1, c1 in self.terms:
-            for m2, c2 in other.terms:
-                monomial = _times(m1, m2)
-                total[monomial] = total.get(monomial, 0) + c1 * c2
-        return _canonical(total)
+        return _sum([(_times(m1, m2), c1 * c2) for m1, c1 in self.terms for m2, c2 in other.terms])
 
     __rmul__ = __mul__
 
@@ -219,15 +211,15 @@ class Index:
 
     def coefficient(self, axis: Axis) -> Index | None:
         """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None otherwise."""
-        total: dict[Monomial, int] = {}
+        terms: list[tuple[Monomial, int]] = []
         for monomial, c in self.terms:
             count = monomial.count(axis)
             rest = tuple(a for a in monomial if a is not axis) if count else monomial
             if count > 1 or any(axis in a.index().axes() for a in rest if not isinstance(a, Size | Axis)):
                 return None
             if count:
-                total[rest] = total.get(rest, 0) + c
-        return _canonical(total)
+                terms.append((rest, c))
+        return _sum(terms)
 
     def __repr__(self) -> str:  # a Python expression over the names of sizes, too
         return self.text(repr)
@@ -270,7 +262,10 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
     return tuple(sorted(m1 + m2, key=lambda a: a.key))
 
 
-def _canonical(total: dict[Monomial, int]) -> Index:
+def _sum(terms: Iterable[tuple[Monomial, int]]) -> Index:
+    total: dict[Monomial, int] = {}
+    for monomial, c in terms:
+        total[monomial] = total.get(monomial, 0) + c
     items = [t for t in total.items() if t[1]]
     if len(items) > 1:
         items.sort(key=lambda term: _key(term[0]))
@@ -289,8 +284,8 @@ def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
         wanted = dict((rest * atom.den * div_mod(atom.num, atom.den)[0]).terms)
         have = dict(items)
         if all(have.get(m) == v for m, v in wanted.items()):
-            remaining = {m: v for m, v in items if m not in wanted and m != monomial}
-            return _canonical(remaining) + rest * atom.num
+            remaining = [(m, v) for m, v in items if m not in wanted and m != monomial]
+            return _sum(remaining) + rest * atom.num
     return None
 
 
@@ -333,17 +328,17 @@ def _long_division(num: Index, den: Index) -> tuple[Index, Index]:
     lead, lead_c = den.terms[0]
     quotient, rest = ZERO, num
     for _ in range(16):
-        step: dict[Monomial, int] = {}
+        step: list[tuple[Monomial, int]] = []
         for monomial, c in rest.terms:
             left = _divide_monomial(monomial, lead)
             if left is None:
                 continue
             q = c // lead_c if not monomial else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
             if q:
-                step[left] = step.get(left, 0) + q
+                step.append((left, q))
         if not step:
             break
-        part = _canonical(step)
+        part = _sum(step)
         quotient, rest = quotient + part, rest - part * den
     return quotient, rest
 
@@ -399,8 +394,8 @@ def _split_by_factor(num: Index, den: Index) -> tuple[Index, Index] | None:
     33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again."""
     found, d = None, den.value or 1
     for g in sorted({gcd(c, d) for m, c in num.terms if m} - {1}, reverse=True):
-        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
-        low, inner = div_mod(_canonical({m: c for m, c in num.terms if c % g}), const(g))
+        whole = _sum((m, c // g) for m, c in num.terms if c % g == 0)
+        low, inner = div_mod(_sum(term for term in num.terms if term[1] % g), const(g))
         if low.value is not None or (found is None and g != d):
             q, r = div_mod(whole + low, const(d // g))
             found = q, r * g + inner
@@ -515,13 +510,13 @@ def _bound_terms(index: Index, *, low: bool) -> Index | None:
     """Terms of the same atoms, sizes apart, are bound together: each atom at the end that the sign of their factor
     picks; several atoms only if they are non-negative."""
     total = ZERO
-    groups: dict[Monomial, dict[Monomial, int]] = {}
+    groups: dict[Monomial, list[tuple[Monomial, int]]] = {}
     for monomial, c in index.terms:
         atoms = tuple([a for a in monomial if type(a) is not Size])
         sizes = tuple([a for a in monomial if type(a) is Size]) if atoms else monomial
-        groups.setdefault(atoms, {})[sizes] = c
+        groups.setdefault(atoms, []).append((sizes, c))
     for atoms, terms in groups.items():
-        part = _canonical(terms)
+        part = _sum(terms)
         positive = is_nonnegative(part)
         if atoms and not positive and not is_nonnegative(-part):
             return None
@@ -586,21 +581,20 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     Extents within axes are left as they are; an indirect value is rewritten with the same mapping."""
     if not mapping or not index.terms:
         return index
-    total: dict[Monomial, int] = {}
+    total: list[tuple[Monomial, int]] = []
     changed = False
     for monomial, c in index.terms:
         new = [mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial]
         if all(map(is_, new, monomial)):
-            total[monomial] = total.get(monomial, 0) + c
+            total.append((monomial, c))
             continue
         changed = True
         part: Terms = (((), c),)
         for n in new:
             terms = n.terms if isinstance(n, Index) else (((n,), 1),)
             part = tuple([(_times(m1, m2), c1 * c2) for m1, c1 in part for m2, c2 in terms])
-        for m, k in part:
-            total[m] = total.get(m, 0) + k
-    return _canonical(total) if changed else index
+        total += part
+    return _sum(total) if changed else index
 
 
 _LEAVES = (Size, Axis)
