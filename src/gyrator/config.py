@@ -244,12 +244,9 @@ def type_text(kind: Any) -> str:
 def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
     """One line for each `GYRATOR_` variable that names no option, with the closest name that does."""
     known = [*map(env_name, option_types())]
-    lines = []
-    for name in sorted(env):
-        if name.startswith(PREFIX) and name not in known:
-            close = get_close_matches(name, known, n=1)
-            lines.append(f"{name} names no option" + (f"; did you mean {close[0]}?" if close else ""))
-    return tuple(lines)
+    unknown = [name for name in sorted(env) if name.startswith(PREFIX) and name not in known]
+    found = [(name, get_close_matches(name, known, n=1)) for name in unknown]
+    return tuple(f"{name} names no option" + (f"; did you mean {close[0]}?" if close else "") for name, close in found)
 
 
 @lru_cache(maxsize=1)

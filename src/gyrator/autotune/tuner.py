@@ -127,8 +127,7 @@ class Tuner:
         threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
         settings = {"threads": threads, "precision": float32_matmul_precision()}
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
-        parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
-        key = digest(repr(parts))
+        key = digest(repr((about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)))
         entry = store.find(key, warn=lambda _: None)
         if entry is not None:
             return True, _ranked(candidates, entry.notes["trials"])

@@ -284,8 +284,7 @@ class Printer(Expressions):
                 self.emit(f"{name} = gemm.describe({', '.join([start, *shape, *steps, *blocks])})")
         if "PROGRAMS" in self._sizes:
             tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
-            head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
-            with self._indented(head):
+            with self._indented(f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"):
                 self._tile(contract, counts, rest)
             return (GridAxis(as_index(self._sizes["PROGRAMS"])),)
         self.emit(f"pid = {self.program}")
@@ -673,13 +672,11 @@ class Printer(Expressions):
         if self._split:
             before = [self.names.fresh(f"{carry.kind}_before") for _ in args]
             self._carry_on(before, names, loop)
-            texts = ", ".join(
-                [*before, *(constant_text(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True))]
-            )
+            starts = [constant_text(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True)]
             scans, words = _scans(self.kernel)
             where = f"counters, tile * {scans} + {next(self._places)}, part, parts, {words}"
             function = "before_two" if len(args) > 1 else "before"
-            self.emit(f"{', '.join(before)} = rt.{function}({texts}, '{carry.kind}', {where})")
+            self.emit(f"{', '.join(before)} = rt.{function}({', '.join([*before, *starts])}, '{carry.kind}', {where})")
             self.emit(f"{left} = rt.{combine}({', '.join([*before, *names])})")
         elif not self.tile_of[axis].whole:
             into = self._accumulators[carry.name].names

@@ -233,8 +233,7 @@ class Expressions(Blocks[Term, Block]):
     def _checked(self, e: Checked) -> Term:
         """Wrap a negative index, and assert that it is in range."""
         self.asserts = True
-        size, raw = self.index(e.size), self.value(e.arg)
-        raw = self.named(raw, "at")
+        size, raw = self.index(e.size), self.named(self.value(e.arg), "at")
         wrapped = f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})"
         at = self.named(made_of(wrapped, raw, size), "at", e)
         masks = [] if e.mask is None else [self.value(e.mask)]

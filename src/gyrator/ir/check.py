@@ -154,15 +154,13 @@ class _ProgramChecker:
             self.arg(arg)
         for size in node.scalars:
             self.define_size(size)
-        for value in node.out:
-            if value is not None:
-                self.define(value)
         for old, new in node.mutates:
             if all(view.value != old for view in ir.views(node)):
                 raise RuleBroken(f"no argument is a view of {old}, which the call writes into")
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise RuleBroken(f"{new} is not a new version of {old}: {declared(new)}, {declared(old)}")
-            self.define(new)
+        for value in ir.defines(node):
+            self.define(value)
 
     def arg(self, arg: ir.Arg) -> None:
         match arg:

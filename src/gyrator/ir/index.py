@@ -471,8 +471,7 @@ def upper(index: Index) -> Index | None:
 
 def _bound(index: Index, *, low: bool) -> Index | None:
     ragged = next((a for m, _ in index.terms for a in m if isinstance(a, Axis) and a.extent.axes()), None)
-    factor = None if ragged is None else index.coefficient(ragged)
-    if ragged is not None and factor is not None:
+    if ragged is not None and (factor := index.coefficient(ragged)) is not None:
         return _bound_ragged(index - factor * ragged.index(), ragged, factor, low=low)
     return _bound_terms(index, low=low)
 

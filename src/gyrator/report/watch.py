@@ -143,9 +143,8 @@ def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -
 
 def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
     """The best of each form: kernel 0 has its rows in registers, kernel 1 in blocks."""
-    best: dict[str, Candidate] = {}
-    for candidate in sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds)):
-        best.setdefault(candidate.category, candidate)
+    fastest = sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds))
+    best = {candidate.category: candidate for candidate in reversed(fastest)}
     if {"persistent", "looped"} <= best.keys():
         facts = next(kernel.facts for kernel in record_in(folder).kernels if kernel.symbol == name)
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]

@@ -53,13 +53,12 @@ def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Store
         session.warn(f"compiled code is not kept: {problem.strerror}")
         return Store(scratch, kind, remote)
 
-    if not session.config.cache:
-        return opened(scratch)
-    try:
-        return opened(session.config.cache_folder)
-    except (OSError, RuntimeError) as problem:
-        session.warn(f"compiled code is not kept: {problem}")
-        return opened(scratch)
+    if session.config.cache:
+        try:
+            return opened(session.config.cache_folder)
+        except (OSError, RuntimeError) as problem:
+            session.warn(f"compiled code is not kept: {problem}")
+    return opened(scratch)
 
 
 def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:

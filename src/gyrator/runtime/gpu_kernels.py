@@ -140,9 +140,8 @@ class GpuKernels:
             if descends:
                 tried += self._descended(about, programs, min(tried, key=_slowness), timed)
             best, launch, _ = min(tried, key=_slowness)
-            measured: dict[str, Json] = {variant["file"]: ms for variant, _, ms in tried}
-            known = {name: best[name] for name in ("blocks", "warps", "file", "stages") if name in best}
-            found = {**known, TIMES: measured}
+            found: dict[str, Json] = {k: best[k] for k in ("blocks", "warps", "file", "stages") if k in best}
+            found[TIMES] = {variant["file"]: ms for variant, _, ms in tried}
             if self.choices is not None:
                 self.choices.put(key, {}, found)
             self._tell(about["name"], [variant for variant, _, _ in tried], found, new=True)

@@ -100,9 +100,7 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
             size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
             elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
-    widest: dict[int, int] = {}
-    for value, count in elements.items():
-        widest[count] = max(widest.get(count, 0), value.dtype.itemsize)
+    widest = dict(sorted((count, value.dtype.itemsize) for value, count in elements.items()))  # the last of a count
     return {value: widest[count] for value, count in elements.items()}
 
 
@@ -119,10 +117,8 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     if programs >= gpu.processors or wanted < (2 if column else 4):
         return None
-    unit = 1 if column else ALIGNED
-    return _even(root.reduced, wanted, 1 if column else MIN_RUN) or (
-        None if root.kind == "welford" else uneven_cut(root.reduced, wanted, unit)
-    )
+    even = _even(root.reduced, wanted, 1 if column else MIN_RUN)
+    return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
 
 
 def _even(joint: Axes, wanted: int, run: int) -> Cut | None:

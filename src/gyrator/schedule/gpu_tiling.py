@@ -74,13 +74,12 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         configs = [Config((("XBLOCK", n),), 4) for n in sizes]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
-    shapes: tuple[tuple[int, ...], ...] = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32))
-    shapes = (*shapes, (16, 4 * side))
+    shapes: list[tuple[int, ...]] = [(side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32), (16, 4 * side)]
     axes, names = walk.grid[-2:], ["YBLOCK", "XBLOCK"]
     across = [p for p, _ in walk.accesses if last in p.axes()] if len(walk.grid) > 2 else []
     if any(position.coefficient(walk.grid[-3]) is ONE for position in across):
         axes, names = walk.grid[-3:], ["ZBLOCK", *names]
-        shapes = ((8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side))
+        shapes = [(8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side)]
     found = dict.fromkeys(_clipped(shape, axes) for shape in shapes)
     configs = [Config(tuple(zip(names, shape, strict=True)), 8 if prod(shape) > 2048 else 4) for shape in found]
     return Tiling(tuple(map(Tile, axes, names)), tuple(configs), "pointwise")
