@@ -264,8 +264,7 @@ def _parse(option: str, kind: Any, text: str) -> OptionValue:
     plain = text.strip()
     if NoneType in get_args(kind) and plain.lower() in ("", "none"):
         return None
-    expected = "1 or 0" if kind is bool else type_text(kind)
-    bad = InvalidOption(option, text, expected, source=env_name(option))
+    bad = InvalidOption(option, text, "1 or 0" if kind is bool else type_text(kind), source=env_name(option))
     return _convert(_FLAGS.get(plain.lower(), plain) if kind is bool else plain, kind, bad, strict=False)
 
 

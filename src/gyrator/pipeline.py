@@ -178,8 +178,7 @@ def compile_graph(
                 task = replace(task, key=key)
             entry = find(task.key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
-            ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
-            return partial(_compiled, ready, process)
+            return partial(_compiled, GraphCompiled(entry, True, session, moved=moved_places(entry, graph)), process)
         lowered, scheduled, choices = _lower_and_schedule(task)
         return _build(task, lowered, scheduled, choices)
     except ToolchainMissing as missing:

@@ -248,8 +248,7 @@ class Recorder(TorchDispatchMode):
             self._bind(out, Alias(parent.root, parent, view, node))
             return
         for index, item in enumerate(out):
-            part = self.build.result(node, index)
-            self._bind(item, Alias(parent.root, parent, replace(view, index=index), part))
+            self._bind(item, Alias(parent.root, parent, replace(view, index=index), self.build.result(node, index)))
 
     def _metadata(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         target, *others = args

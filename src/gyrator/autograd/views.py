@@ -91,8 +91,7 @@ def _scattered(op: OpOverload) -> Inverse:
 
 
 def _expand_back(view: View, parent: Node, written: Node) -> Call | None:
-    same = written.meta["val"].numel() == parent.meta["val"].numel()
-    return _reshape_back(view, parent, written) if same else None
+    return _reshape_back(view, parent, written) if written.meta["val"].numel() == parent.meta["val"].numel() else None
 
 
 _INVERSES: Mapping[OpOverload, Inverse] = {

@@ -56,5 +56,4 @@ class Builder:
         """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
         symbols, session = Symbols(self.shape_env), self.session.child(name, apart=True)
         lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
-        made = schedule(lowered.program, session, self.targets.gpu, None, ask, self.targets.cpu)
-        return self.start(made.plan)
+        return self.start(schedule(lowered.program, session, self.targets.gpu, None, ask, self.targets.cpu).plan)

@@ -94,8 +94,7 @@ class Expressions(Blocks[Term, Block]):
         if not changed:
             return
         for block in self.blocks:
-            holds = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}
-            block.terms = holds
+            block.terms = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}
 
     # -- names ---------------------------------------------------------------------------------------------
     def fresh(self, wish: str, depth: int = -1) -> str:
@@ -448,8 +447,7 @@ class Expressions(Blocks[Term, Block]):
         match atom:
             case FloorDiv(num, den) if (s := self._steps(num, den)) is not None:
                 first = self.index(atom.index())
-                text = f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})"
-                return Term(text, first.depth, vector=True)
+                return Term(f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})", first.depth, vector=True)
             case Mod(num, den) if (s := self._steps(num, den)) is not None:
                 return Term(f"gy::iota_mod<{self.width}, {s}, {den.value}>()", self.index(num).depth, vector=True)
             case FloorDiv(num, den) | Mod(num, den):

@@ -561,8 +561,7 @@ class Printer(Expressions):
     def _broadcast(self, term: Term, axes: Axes) -> Term:
         if axes == term.axes:
             return self.named(term, "part")
-        text = f"tl.broadcast_to({term.text}, {self.shape(axes)})"
-        return self.named(Term(text, self.block.depth, axes), "part")
+        return self.named(Term(f"tl.broadcast_to({term.text}, {self.shape(axes)})", self.block.depth, axes), "part")
 
     def _step(self, into: Accumulator, axis: Axis, args: list[Term]) -> None:
         kind, names = into.carry.kind, ", ".join(into.names)

@@ -262,8 +262,7 @@ class Expressions(Blocks[Term, Block]):
         moves = [(bool(self.index(Index((term,))).axes), term) for term in value.position(index).terms]
         halves = [tuple(term for moving, term in moves if moving is half) for half in (False, True)]
         terms = [self.index(Index(half)) for half in halves if half]
-        text = " + ".join([self.pointers[value], *(term.operand for term in terms)])
-        return made_of(text, *terms, atom=False)
+        return made_of(" + ".join([self.pointers[value], *(term.operand for term in terms)]), *terms, atom=False)
 
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:

@@ -201,8 +201,7 @@ class _Wrapper:
         return self.owners.get(value, value)
 
     def window(self, view: View) -> _Window:
-        dtype = view.dtype or view.value.dtype
-        return self.memory(view.value), dtype, view.shape, view.strides, view.offset
+        return self.memory(view.value), view.dtype or view.value.dtype, view.shape, view.strides, view.offset
 
     def hold(self, value: Value) -> str:
         """The variable that a value gets here. It stays while any value of its memory does."""

@@ -243,8 +243,7 @@ class _KernelChecker:
     def block(self, body: Iterable[Loop | Stage]) -> None:
         outer = set(self.visible)
         for item in body:
-            what = f"loop over {item.axis}" if isinstance(item, Loop) else item
-            with blame(what, first_known(self.kernel.origins)):
+            with blame(f"loop over {item.axis}" if isinstance(item, Loop) else item, first_known(self.kernel.origins)):
                 if isinstance(item, Loop):
                     self.loop(item)
                 else:

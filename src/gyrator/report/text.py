@@ -73,8 +73,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
         for kernel in record.kernels
         for took in [seconds.get(kernel.name)]
     ]
-    head = ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from")
-    _table(console, "kernels", head, kernels)
+    _table(console, "kernels", ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from"), kernels)
     externs = [(step, took) for step, took in graph.timed_steps() if step.kind == "extern"]
     calls = [(s.name, size_text(s.bytes), _us(took), s.why, (*s.places, "")[0]) for s, took in externs]
     _table(console, "calls of operators", ("operator", "bytes", "us", "why", "from"), calls)

@@ -172,8 +172,7 @@ class GpuKernels:
             return found[-1][2]
 
         if "room" in start:
-            stages = start["request"]["options"]["num_stages"]
-            config = Config(tuple(start["blocks"].items()), start["warps"], stages)
+            config = Config(tuple(start["blocks"].items()), start["warps"], start["request"]["options"]["num_stages"])
             descend(config, took or 0.0, start["room"], measure)
         return found
 

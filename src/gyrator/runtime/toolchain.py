@@ -85,8 +85,7 @@ def find_toolchain(config: Config) -> Toolchain:
     wanted = isa if config.cpu_isa == "auto" else config.cpu_isa
     order = tuple(ISA_FLAGS)
     if order.index(wanted) > order.index(isa):
-        hint = f"this processor has {isa}: set cpu_isa to auto"
-        raise ToolchainMissing(f"the instruction set {wanted}", hint)
+        raise ToolchainMissing(f"the instruction set {wanted}", f"this processor has {isa}: set cpu_isa to auto")
     return _toolchain(config.cxx, os.environ.get("CXX"), wanted, os.environ.get("PATH"))
 
 

@@ -179,8 +179,7 @@ def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
 
 def _item(walk: _Walk) -> int:
     """Bytes of an element of what is accessed most."""
-    sizes = ((iterations(position.axes()), size) for position, size in walk.accesses)
-    return max(sizes, default=(0, 4))[1]
+    return max(((iterations(position.axes()), size) for position, size in walk.accesses), default=(0, 4))[1]
 
 
 def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Config, ...]:

@@ -78,8 +78,7 @@ def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
             return inner if expr.mask is None else Masked(expr.mask, inner, Const(expr.other, expr.dtype))
         return rule(expr)
 
-    origins = merge(node.origins, *(nest.origins for nest in read))
-    return replace(node.rewritten(replace_load), origins=origins)
+    return replace(node.rewritten(replace_load), origins=merge(node.origins, *(nest.origins for nest in read)))
 
 
 def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:

@@ -109,8 +109,7 @@ def _laid(view: View, node: Extern, name: str = "") -> Value:
 
 
 def _copy(view: View, node: Extern, number: int) -> Nest:
-    new = _laid(view, node, f"{node.out[0]}_part{number}")
-    return copied(view.value.shape, view.value, new, node.origins)
+    return copied(view.value.shape, view.value, _laid(view, node, f"{node.out[0]}_part{number}"), node.origins)
 
 
 def _moved(node: Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) -> Node:

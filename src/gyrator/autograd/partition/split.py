@@ -74,14 +74,12 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
     """Forward's numbers that are symbols which sizes of `nodes` mention and no size of a `given` node is alone; new
     ones where only tensors have them."""
     readable = {size for node in given for size in sizes_of(node)}
-    tensors = [value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)]
-    mentioned = free_symbols(tensors)
+    mentioned = free_symbols([value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)])
     table = SymbolTable(joint.graph)
     for node in joint.graph.nodes:
         if node not in joint.backward_nodes:
             table.bind(node.meta.get("val"), node)
-    found = map(table.find, sorted(mentioned - readable, key=str))
-    return {number for number in found if number is not None}
+    return {number for number in map(table.find, sorted(mentioned - readable, key=str)) if number is not None}
 
 
 def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> tuple[Graph, list[Node]]:
