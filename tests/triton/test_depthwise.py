@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[Function, list[Tensor]]] = {
 }  # fmt: skip
 
 
-def compiled(fn: Function, args: list[Tensor], folder: Path, worker: Worker) -> tuple[Tensor, Emulator]:
+def compiled(fn: Callable[..., Any], args: list[Tensor], folder: Path, worker: Worker) -> tuple[Any, Emulator]:
     torch._dynamo.reset()
     emulator = Emulator(folder, worker)
     return torch.compile(fn, backend=emulator.backend)(*args), emulator
@@ -134,6 +135,16 @@ def test_rows_that_are_reduced_of_the_result_are_read_by_a_kernel_of_their_own(
     got, emulator = compiled(squeezed, args, tmp_path, interpreter)
     assert_matches(got, squeezed(*args), squeezed(*[arg.double() for arg in args]))
     assert len(emulator.printed[0].kernels) == 2
+
+
+def test_independent_ones_do_not_share_a_launch(tmp_path: Path, interpreter: Worker) -> None:
+    x, w, v = random(2, 8, 6, 6), random(8, 1, 3, 3), random(8, 1, 3, 3)
+
+    def two(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return conv(x, w), conv(x.flip(0), v)
+
+    _, emulator = compiled(two, [x, w, v], tmp_path, interpreter)
+    assert [kernel.category for kernel in emulator.printed[0].kernels] == ["pointwise"] * 2
 
 
 def test_filters_that_are_read_again_and_again_are_laid_channel_beside_channel(

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import output_values
-from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
+from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, loads_in, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
+from gyrator.schedule.gpu import WINDOW
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan, Step, held, touched
 
 MOST_POINTERS = 480
@@ -138,6 +139,8 @@ def _forms(kernel: Kernel | None) -> set[Hashable]:
     """What a kernel computes, but for its sizes; nothing if it cannot be combined."""
     tiling = None if kernel is None else kernel.tiling
     if kernel is None or tiling is None or tiling.wide or kernel.sizes or tiling.hint > LARGE:
+        return set()
+    if len(loads_in(kernel.body)) > WINDOW:  # registers for a window would be those of all
         return set()
     body = _loop(kernel).body
     stages = [s for s in body if isinstance(s, Let) or (isinstance(s, Store) and s.combine == "set")]
