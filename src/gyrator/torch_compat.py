@@ -350,6 +350,11 @@ def foreach_loops() -> Mapping[OpOverload, Callable[..., Any]]:
 
 
 @cache
+def onednn_has_float16() -> bool:
+    """Whether oneDNN has kernels for float16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
 def float8_saturates() -> bool:
     """Whether numbers beyond the range of float8_e4m3fn become its largest one, as in torch 2.13; in 2.11, NaN."""
     with outside_tracing():

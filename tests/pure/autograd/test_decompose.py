@@ -12,9 +12,11 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gyrator import torch_compat
 from gyrator.autograd import decompositions
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.errors import InternalCheckError
+from tests.acceptance import assert_matches
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 aten = torch.ops.aten
@@ -89,6 +91,34 @@ def test_the_gradient_of_a_depthwise_convolutions_input_is_a_transposed_one_on_a
         assert dx.shape == x.shape and dw.shape == w.shape and db is None
         assert decomposed(g, x, w, [6], *how, [False, False, True])[2].shape == (6,)
         assert decomposed(g, x, w, None, *how, [False, True, False]) is NotImplemented
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("conv", [F.conv2d, F.conv_transpose2d])
+def test_convolutions_of_float16_are_computed_in_float32_where_the_library_has_none(
+    conv: Callable[..., Tensor], memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_compat, "onednn_has_float16", lambda: False)
+    x, w, b = (torch.randn(shape).half() for shape in ((2, 4, 7, 7), (4, 4, 3, 3), (4,)))
+    given = (x.to(memory_format=memory_format), w, b)
+
+    def results(fn: Callable[..., Tensor], dtype: torch.dtype = torch.half) -> tuple[Tensor, ...]:
+        args = [t.detach().to(dtype).requires_grad_() for t in given]
+        y = fn(*args)
+        return (y.detach(), *torch.autograd.grad(y, args, torch.ones_like(y)))
+
+    run, graphs = compiled(conv)
+    for mine, eager, exact in zip(results(run), results(conv), results(conv, torch.double), strict=True):
+        assert_matches(mine, eager, exact)
+    for kind in ("forward", "backward"):
+        assert "convert_element_type.default" in graphs.ops(kind)
+
+
+def test_convolutions_of_float16_stay_whole_where_the_library_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compat, "onednn_has_float16", lambda: True)
+    x, w = torch.randn(2, 4, 7, 7).half(), torch.randn(4, 4, 3, 3).half()
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert decomposition_table()[aten.convolution.default](x, w, None, *how) is NotImplemented
 
 
 def by_elements(left: Tensor, right: Tensor, device: str, *bias: Tensor) -> bool:
