@@ -171,7 +171,7 @@ def outcome(worker: Worker, plan: Plan, limits: Limits) -> Row | Pending:
         "accuracy": result.accuracy,
         "kernels": result.kernels,
     }
-    suite = f"models {task.mode} {task.device} {task.dtype}"
+    suite = f"{'timm' if task.size == 'timm' else 'models'} {task.mode} {task.device} {task.dtype}"
     return Row(suite, task.case, limits.threads, task.dynamic, result.seconds, result.first_call, errors, notes=notes)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyrator.schedule.plan import Call
+from gyrator.schedule.plan import Allocate, Call
 from tests.acceptance import assert_matches
 from tests.triton.emulated import Emulator
 from tests.triton.worker import Worker
@@ -135,6 +135,19 @@ def test_rows_that_are_reduced_of_the_result_are_read_by_a_kernel_of_their_own(
     got, emulator = compiled(squeezed, args, tmp_path, interpreter)
     assert_matches(got, squeezed(*args), squeezed(*[arg.double() for arg in args]))
     assert len(emulator.printed[0].kernels) == 2
+
+
+def test_results_of_16_bits_are_stored_in_as_many(tmp_path: Path, interpreter: Worker) -> None:
+    args = [random(2, 16, 9, 9, dtype=HALF, last=True), random(16, 1, 3, 3, dtype=HALF)]
+
+    def excited(x: Tensor, w: Tensor) -> Tensor:
+        y = F.silu(conv(x, w, padding=1))
+        return y * y.mean((2, 3), keepdim=True)
+
+    got, emulator = compiled(excited, args, tmp_path, interpreter)
+    assert_matches(got, excited(*args), excited(*[arg.double() for arg in args]))
+    stored = [step.value for step in emulator.printed[0].plan.steps if isinstance(step, Allocate)]
+    assert stored and {value.dtype for value in stored} == {HALF}
 
 
 def test_independent_ones_do_not_share_a_launch(tmp_path: Path, interpreter: Worker) -> None:

@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
 from gyrator.ir.index import ONE
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
+from gyrator.ir.program import (
+    Nest,
+    Pointwise,
+    Program,
+    Reduce,
+    addressed,
+    defines,
+    expressions,
+    loads,
+    map_nests,
+    shown_values,
+)
 from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import cost_of, iterations
 from gyrator.origin import merge
@@ -49,16 +60,18 @@ def inline(program: Program, rule: Rule) -> Program:
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
     transcendental bodies that would be evaluated more often than P has elements, and for transposed copies that are
-    read again and again, or of which long rows are reduced, unless what follows from them is transposed back. Sharing
-    at the same index between several readers is left to fusion."""
+    read again and again, or of which long rows are reduced, unless what follows from them is transposed back; and on a
+    GPU for what is narrower than the sums of windows it is of. Sharing at the same index between several readers is
+    left to fusion."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
-    reads = _reads(program, pinned)
+    reads, sums = _reads(program, pinned), _window_sums(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 
     def inlined(nest: Nest) -> tuple[Nest, ...]:
         nest = _with_producers(nest, bodies_of, rule)
         root, value = nest.root, nest.out[0]
-        if isinstance(root, Pointwise) and value in reads and _wanted(root.body, nest, reads[value], value in pinned):
+        kept = value in pinned
+        if isinstance(root, Pointwise) and value in reads and _wanted(root.body, nest, reads[value], sums, kept):
             bodies_of[value] = (nest, root.body)
             return (nest,) if value in pinned else ()
         return (nest,)
@@ -102,6 +115,12 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
     return found
 
 
+def _window_sums(program: Program) -> set[Value]:
+    """What nests on a GPU make of windows, to be stored as narrow as what is made of it."""
+    nests = [n for n in program.nodes if isinstance(n, Nest) and n.on_gpu and isinstance(n.root, Reduce)]
+    return {v for n in nests if any(slides(load, n) for load in loads(expressions(n.root))) for v in defines(n)}
+
+
 def _widens(nest: Nest) -> bool:
     match nest.root:
         case Pointwise(Op("cast", (Load() as source,), dtype)):
@@ -109,7 +128,7 @@ def _widens(nest: Nest) -> bool:
     return False
 
 
-def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
+def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
     most = ONCE_ACROSS if any(isinstance(n.root, Reduce) for n in reads.nests) else ROW_ACROSS
@@ -117,6 +136,8 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if pinned or (reads.row > most and reads.stored and transposes(nest)):
         return False
     if reads.evaluated >= max(ROW * elements, LARGE) and transposes(nest, least=0):
+        return False
+    if any(v in sums and v.dtype.itemsize > body.dtype.itemsize for v in (load.value for load in body.loads())):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
