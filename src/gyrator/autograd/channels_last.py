@@ -126,7 +126,8 @@ def _depthwise(node: Node) -> int:
     """How many pixels each channel's own filter has, 0 if it has none."""
     first = _IMAGES[node.target][-1]  # type: ignore[index]
     image, filters = values_of(node.args[first : first + 2])
-    return prod(filters.shape[2:]) if node.args[first + 8] == image.shape[1] == filters.shape[0] else 0
+    sizes = (node.args[first + 8], image.shape[1], filters.shape[0])
+    return prod(map(size_hint, filters.shape[2:])) if len(set(map(size_hint, sizes))) == 1 else 0
 
 
 def _gains_in_float32(image: Tensor, filters: Tensor) -> bool:

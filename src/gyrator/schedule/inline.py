@@ -5,20 +5,9 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
 from gyrator.ir.index import ONE
-from gyrator.ir.program import (
-    Nest,
-    Pointwise,
-    Program,
-    Reduce,
-    addressed,
-    defines,
-    expressions,
-    loads,
-    map_nests,
-    shown_values,
-)
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import cost_of, iterations
+from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.origin import merge
 from gyrator.schedule.layout import LARGE, transposes
 from gyrator.schedule.windows import slides
@@ -27,9 +16,9 @@ MAX_NODES, MAX_LOADS = 64, 8
 BALANCE, GPU_BALANCE = 4.0, 12.0
 """Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know; on a GPU,
 which does both at once."""
-SPARE, WINDOW = 16, 4
-"""Cheap instructions for an element that a GPU does while it waits for memory anyway; how often an element is read by
-windows from which on it does not wait."""
+SPARE, OVERLAP = 16, 4
+"""Cheap instructions for an element that a GPU does while it waits for memory anyway; of how many windows an element is
+from which on it does not wait."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
 ROW_ACROSS, ONCE_ACROSS = 512, 2048
@@ -109,7 +98,7 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
         stored = kept and not isinstance(node.root, Reduce) and not transposes(node)
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
-            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1, slid=slides(load, node))
+            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1, slid=_overlap(load, node))
             added = (old.evaluated + new.evaluated, old.distinct + new.distinct, max(old.row, row))
             found[load.value] = _Reads((*old.nests, *new.nests), *added, old.stored or stored, old.slid or new.slid)
     return found
@@ -117,8 +106,15 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
 
 def _window_sums(program: Program) -> set[Value]:
     """What nests on a GPU make of windows, to be stored as narrow as what is made of it."""
-    nests = [n for n in program.nodes if isinstance(n, Nest) and n.on_gpu and isinstance(n.root, Reduce)]
-    return {v for n in nests if any(slides(load, n) for load in loads(expressions(n.root))) for v in defines(n)}
+    nests = [n for n in program.nodes if isinstance(n, Nest) and n.on_gpu]
+    overlapping = [n for n in nests if any(_overlap(load, n) for load in loads(expressions(n.root)))]
+    return {value for nest in overlapping for value in nest.out if value is not None}
+
+
+def _overlap(load: Load, nest: Nest) -> bool:
+    """Whether a load reads windows that slide over a value, more elements than that has."""
+    reduced = nest.root.reduced if isinstance(nest.root, Reduce) else ()
+    return slides(load, nest) and iterations((*nest.axes, *reduced)) > volume(load.value.shape)
 
 
 def _widens(nest: Nest) -> bool:
@@ -149,10 +145,10 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
     big_loads = sum(len({a for i in load.index for a in i.axes()}) == len(wide) for load in body.loads())
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
-    times = max(reads.evaluated // max(elements, 1), 1) if reads.slid else 1
+    times = max(reads.evaluated // max(elements, 1), 1) if nest.on_gpu and reads.slid else 1
     if nest.on_gpu and cost * times <= SPARE and big_loads <= 1:
         return True
-    if times >= WINDOW or (dear and reads.evaluated > elements):
+    if times >= OVERLAP or (dear and reads.evaluated > elements):
         return False
     if len(reads.nests) > 1 and big_loads > 1:
         return False
