@@ -25,8 +25,8 @@ def unroll_windows(program: Program) -> Program:
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
     On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
-    or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows of more than 8
-    that lie one after another."""
+    (128 on a GPU) or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows
+    of more than 8 that lie one after another."""
     return map_nests(program, _unrolled)
 
 
