@@ -4,6 +4,7 @@ go through all stages; their wrappers run on CPU tensors, with kernels in Triton
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
-from gyrator.torch_compat import empty_strided_cpu, shape_env_of
+from gyrator.torch_compat import empty_strided_cpu, graph_module, shape_env_of
 from tests.interp_tree import run_kernel
 from tests.triton.worker import Worker
 from tests.triton.worker import programs as count_programs
@@ -65,6 +66,7 @@ class Emulator:
     printed: list[Printed] = field(default_factory=list)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
+        graph = graph_module(graph, copy.deepcopy(graph.graph))  # what the caller has stays on the CPU
         updates = [(update.input, update.output) for update in info.updates]
         shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
         made = print_for_gpu(graph, on_gpu(graph, example_inputs, self.numbers_on_cpu), self.config, updates, shown)
