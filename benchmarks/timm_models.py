@@ -1,5 +1,5 @@
 """Picture models of the timm library (https://github.com/huggingface/pytorch-image-models), a wider population
-than that of :mod:`benchmarks.full_size`: none of them was looked at when the compiler was tuned.
+than that of :mod:`benchmarks.full_size`: they were chosen before the compiler was tuned for any of them.
 
 ``python -m benchmarks.run models --device cuda --size timm`` needs ``pip install timm``. Random weights, 224 x 224,
 dropout off, and as many pictures as fill the device (a few on a CPU).

@@ -109,7 +109,7 @@ def _gains(node: Node) -> bool:
         return False
     first = positions[-1]
     image, filters = values_of(node.args[first : first + 2])
-    transposed = node.args[first + 6]
+    transposed, groups = node.args[first + 6], node.args[first + 8]
     if image.ndim != 4 or not image.is_floating_point() or image.dtype == torch.float64:
         return False
     if any(type(size) is int and size == 1 for size in image.shape[1:]):
@@ -117,16 +117,14 @@ def _gains(node: Node) -> bool:
     small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
     if image.device.type == "cpu":
         return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
-    if depthwise := _depthwise(node):
+    if depthwise := _depthwise(image, filters, groups):
         return depthwise <= (LARGEST_FILTER if image.dtype.itemsize == 2 else LARGEST_WINDOW * first)
     return image.dtype.itemsize == 2 or _gains_in_float32(image, filters)
 
 
-def _depthwise(node: Node) -> int:
+def _depthwise(image: Tensor, filters: Tensor, groups: object) -> int:
     """How many pixels each channel's own filter has, 0 if it has none."""
-    first = _IMAGES[node.target][-1]  # type: ignore[index]
-    image, filters = values_of(node.args[first : first + 2])
-    sizes = (node.args[first + 8], image.shape[1], filters.shape[0])
+    sizes = (groups, image.shape[1], filters.shape[0])
     return prod(map(size_hint, filters.shape[2:])) if len(set(map(size_hint, sizes))) == 1 else 0
 
 
@@ -178,8 +176,9 @@ class _Rewriter:
         if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
             return False
         if not gains and node.target in _IMAGES:
-            image = values_of(node.args[0])
-            loops = node.target is aten.convolution.default and 0 < _depthwise(node) <= LARGEST_FILTER
+            image, filters = values_of(node.args[:2])
+            forward = node.target is aten.convolution.default
+            loops = forward and 0 < _depthwise(image, filters, node.args[8]) <= LARGEST_FILTER
             if image.dtype == torch.float32 and image.device.type == "cuda" and not loops:
                 return False  # a library may use tensor cores in another layout though it does not in eager's
         before = node.meta["val"]

@@ -144,7 +144,7 @@ def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 def _in_float32(x: Tensor) -> bool:
     """Whether convolutions are computed so: those of float16 on a processor for which the library has no kernels take
-    it 20 to 30 times as long as float32's (64 x 64 channels, 3 x 3, of 2 x 56 x 56 on an EPYC's core: 137 ms, 4.3)."""
+    it 6 to 70 times as long as float32's (64 x 64 channels, 3 x 3, of 2 x 56 x 56 on an EPYC's core: 136 ms, 4.3)."""
     return x.dtype == torch.float16 and x.device.type == "cpu" and not torch_compat.onednn_has_float16()
 
 

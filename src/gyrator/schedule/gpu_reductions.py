@@ -100,7 +100,9 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
             size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
             elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
-    widest = dict(sorted((count, value.dtype.itemsize) for value, count in elements.items()))  # the last of a count
+    widest: dict[int, int] = {}
+    for value, count in elements.items():
+        widest[count] = max(widest.get(count, 0), value.dtype.itemsize)
     return {value: widest[count] for value, count in elements.items()}
 
 

@@ -30,7 +30,8 @@ as it is; longer ones are transposed before they are reduced."""
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
     distinct loads; how long rows of it, or of what follows from it, are that are reduced; whether it, or what follows
-    from it, is stored as it lies, not as a transposed copy of that; whether windows slide over it."""
+    from it, is stored as it lies, not as a transposed copy of that; whether, on a GPU, windows that overlap slide over
+    it."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
@@ -106,15 +107,17 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
 
 def _window_sums(program: Program) -> set[Value]:
     """What nests on a GPU make of windows, to be stored as narrow as what is made of it."""
-    nests = [n for n in program.nodes if isinstance(n, Nest) and n.on_gpu]
+    nests = [node for node in program.nodes if isinstance(node, Nest)]
     overlapping = [n for n in nests if any(_overlap(load, n) for load in loads(expressions(n.root)))]
     return {value for nest in overlapping for value in nest.out if value is not None}
 
 
 def _overlap(load: Load, nest: Nest) -> bool:
-    """Whether a load reads windows that slide over a value, more elements than that has."""
-    reduced = nest.root.reduced if isinstance(nest.root, Reduce) else ()
-    return slides(load, nest) and iterations((*nest.axes, *reduced)) > volume(load.value.shape)
+    """Whether a load on a GPU reads windows that slide over a value, more elements than that has."""
+    root = nest.root
+    if not (nest.on_gpu and isinstance(root, Reduce) and slides(load, nest, root)):
+        return False
+    return iterations((*nest.axes, *root.reduced)) > volume(load.value.shape)
 
 
 def _widens(nest: Nest) -> bool:
@@ -133,7 +136,7 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
         return False
     if reads.evaluated >= max(ROW * elements, LARGE) and transposes(nest, least=0):
         return False
-    if any(v in sums and v.dtype.itemsize > body.dtype.itemsize for v in (load.value for load in body.loads())):
+    if any(load.value in sums and load.dtype.itemsize > body.dtype.itemsize for load in body.loads()):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
@@ -145,7 +148,7 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
     big_loads = sum(len({a for i in load.index for a in i.axes()}) == len(wide) for load in body.loads())
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
-    times = max(reads.evaluated // max(elements, 1), 1) if nest.on_gpu and reads.slid else 1
+    times = max(reads.evaluated // max(elements, 1), 1) if reads.slid else 1
     if nest.on_gpu and cost * times <= SPARE and big_loads <= 1:
         return True
     if times >= OVERLAP or (dear and reads.evaluated > elements):

@@ -40,7 +40,7 @@ def _fits(nest: Nest, root: Reduce) -> bool:
         return False
     read = loads(root.body)
     if nest.on_gpu or root.kind not in ("argmax", "argmin"):
-        sliding = any(slides(load, nest) for load in read)
+        sliding = any(slides(load, nest, root) for load in read)
         if not sliding or (elements > ROW and all(_is_row(load, nest, root) for load in read)):
             return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}
@@ -48,9 +48,9 @@ def _fits(nest: Nest, root: Reduce) -> bool:
     return len(divisions) * elements <= DIVISIONS
 
 
-def slides(load: Load, nest: Nest) -> bool:
+def slides(load: Load, nest: Nest, root: Reduce) -> bool:
     """Whether the nest reduces what a load reads of windows that are moved along a kept axis."""
-    inner, kept = set(nest.root.reduced) if isinstance(nest.root, Reduce) else set(), set(nest.axes)
+    inner, kept = set(root.reduced), set(nest.axes)
     return any(inner & i.axes() and kept & i.axes() for i in load.index)
 
 
