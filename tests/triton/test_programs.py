@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gyrator.config import Config
-from gyrator.schedule.plan import Call
+from gyrator.schedule.plan import Call, Join
 from tests.pure.lowering.harness import trace
 from tests.triton.emulated import Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
@@ -143,6 +143,21 @@ def test_up_to_32_tensors_are_joined_where_they_are_read(emulator: Emulator, par
     got = torch.compile(lambda *xs: torch.cat(xs, 1).relu(), backend=emulator.backend, dynamic=False)(*given)
     assert torch.equal(got, torch.cat(given, 1).relu())
     assert sum(isinstance(step, Call) for step in emulator.printed[0].plan.steps) == calls
+
+
+def test_states_of_a_recurrence_are_made_where_they_end(emulator: Emulator) -> None:
+    def states(x: Tensor) -> Tensor:
+        h, found = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = 0.5 * h + x[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+    x = torch.randn(3, 20, 64)
+    got = torch.compile(states, backend=emulator.backend, dynamic=False)(x)
+    torch.testing.assert_close(got, states(x))
+    assert [step for step in emulator.printed[0].plan.steps if isinstance(step, Join)]
+    assert not any("cat" in kernel.name for kernel in emulator.printed[0].kernels)
 
 
 def test_the_bits_of_a_choice_between_literals(emulator: Emulator) -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, contiguous_strides
+from gyrator.ir.program import Nest
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
 from gyrator.lowering.views import dimension, expanded, reshape
 
 MANY, MANY_ON_GPU = 8, 32
-"""With more inputs, cat stays a library call: each would be a branch in the body, or a load that most threads skip."""
+"""With more inputs, cat stays a call: each would be a branch in the body, or a load that most threads skip."""
 
 
 def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
@@ -25,12 +26,18 @@ def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
 def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
     d = dimension(dim, len(out.shape))
     parts = [t for t in tensors if t.rank == len(out.shape) and ZERO not in t.shape]
-    if len(parts) > (MANY_ON_GPU if out.device.type == "cuda" else MANY):
+    if len(parts) > MANY and (out.device.type != "cuda" or len(parts) > MANY_ON_GPU or _is_laid(b, out, parts)):
         return NotImplemented
     if not parts:
         return b.full(out, 0)
     starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
     return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
+
+
+def _is_laid(b: Builder, out: Meta, parts: Sequence[TensorRef]) -> bool:
+    """Whether loops make most of the parts, so that as those of a call they are made where they end."""
+    made = {value for node in b.nodes if isinstance(node, Nest) for value in node.out}
+    return out.strides == contiguous_strides(out.shape) and 2 * sum(t.value in made for t in parts) >= len(parts)
 
 
 def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
