@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, Call, View, inverse, strided_inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, View, inverse, strided_inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -67,7 +67,9 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
         if alias.parent is None or alias.view is None:
             alias.node = root.node
         else:
-            alias.node = _replay(_moved(alias.view, root), read(alias.parent, build), build)
+            view = _moved(alias.view, root)
+            node = _call_view(view.op, (read(alias.parent, build), *view.args), dict(view.kwargs), build)
+            alias.node = node if view.index is None else build.result(node, view.index)
         alias.generation = root.generation
     return alias.node
 
@@ -85,9 +87,9 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
             link.root.pinned = True
             if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
                 raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
-            value = _emit(strided_inverse(link.node.meta["val"], link.root.node, value), build)
+            value = _call_view(*strided_inverse(link.node.meta["val"], link.root.node, value), {}, build)
             break
-        value = _sized_like(_emit(call, build), old, build)
+        value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
     root = alias.root
     wanted, given = root.node.meta["val"], value.meta["val"]
@@ -120,22 +122,10 @@ def _moved(view: View, root: Root) -> View:
     return replace(view, args=(*view.args[:2], offset - root.tensor.storage_offset()))
 
 
-def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
-    if view.op in IDENTITY_VIEWS:
-        return parent
-    args, kwargs = mapped(view.args, build.number), mapped(dict(view.kwargs), build.number)
-    node = _call_view(view.op, (parent, *args), kwargs, build)
-    return node if view.index is None else build.result(node, view.index)
-
-
-def _emit(call: Call, build: GraphBuilder) -> Node:
-    op, args = call
-    return args[0] if op in IDENTITY_VIEWS else _call_view(op, mapped(args, build.number), {}, build)
-
-
 def _call_view(op: Any, args: Args, kwargs: Kwargs, build: GraphBuilder) -> Node:
     """A view of a value whose layout may differ from the one it was traced with: made contiguous if it must be."""
-    if op is aten.view.default and args[0].meta["val"].shape == args[1]:
+    args, kwargs = mapped((args, kwargs), build.number)
+    if op in IDENTITY_VIEWS or (op is aten.view.default and args[0].meta["val"].shape == args[1]):
         return args[0]
     try:
         return build.call(op, args, kwargs)
