@@ -8,7 +8,7 @@ the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import sha256
 
 import torch
@@ -46,6 +46,11 @@ class Value:
     def nbytes(self) -> Index:
         """Bytes from the first to the last element in memory, gaps included."""
         return self.span * self.dtype.itemsize
+
+    @property
+    def layout(self) -> Hashable:
+        """What memory it is and how it lies there: values with equal ones may take each other's place."""
+        return self.shape, self.strides, self.dtype, self.device
 
     def derived(self, suffix: str, shape: tuple[Index, ...], dtype: torch.dtype) -> Value:
         """Another value on the same device, contiguous, named after this one."""

@@ -182,7 +182,7 @@ class _Planner:
 
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
-        if self._in_place and _same_memory(base, value) and not read:
+        if self._in_place and base.layout == value.layout and not read:
             dies = base not in self._kept and self._dies(base, position)
             home = self._home.get(base, base)
             if (home is base or dies) and (self._updates_input(home, value, position) or (dies and home is base)):
@@ -193,7 +193,7 @@ class _Planner:
 
     def _update_target(self, here: _Here, member: Member, value: Value) -> Value | None:
         target = self._updates[value].target if value in self._updates else None
-        if target is None or not _same_memory(target, value):
+        if target is None or target.layout != value.layout:
             return None
         if target in here.reads and not _elementwise(here, member, target, value):
             return None
@@ -316,14 +316,10 @@ def _beside_largest(program: Program, units: Sequence[Unit], life: Life) -> set[
     return {v for v, made_at in made.items() if made_at < at <= life.last.get(v, -1) and bytes_of(v) < most}
 
 
-def _same_memory(a: Value, b: Value) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype and a.device == b.device
-
-
 def _same_places(a: Value, b: Value) -> bool:
     """Whether ``b`` can lie on all of ``a``: as it does, or both without gaps: (8, 4, 16) upon (32, 16)."""
     dense = all(v.strides == contiguous_strides(v.shape) for v in (a, b)) and product(a.shape) is product(b.shape)
-    return _same_memory(a, b) or (dense and a.dtype == b.dtype and a.device == b.device)
+    return a.layout == b.layout or (dense and a.dtype == b.dtype and a.device == b.device)
 
 
 def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:

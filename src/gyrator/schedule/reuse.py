@@ -36,7 +36,7 @@ def reuse(plan: Plan) -> Plan:
     found: dict[int, tuple[Step, ...]] = {}
     for at, step in enumerate(steps):
         if isinstance(step, Allocate) and step.upon is None:
-            waiting, size = dead[_kind(step.value)], bytes_of(step.value)
+            waiting, size = dead[step.value.layout], bytes_of(step.value)
             old = next((v for v in reversed(waiting) if min(room[freed[v] : at]) >= size), None)
             if old is not None:
                 waiting.remove(old)
@@ -46,9 +46,5 @@ def reuse(plan: Plan) -> Plan:
                 room[freed[old] : at] = [left - size for left in room[freed[old] : at]]
         for value in ended[at]:
             if value in freed:
-                dead[_kind(value)].append(value)
+                dead[value.layout].append(value)
     return replace(plan, steps=tuple(s for at, step in enumerate(steps) for s in found.get(at, (step,))))
-
-
-def _kind(value: Value) -> Hashable:
-    return value.shape, value.strides, value.dtype, value.device
