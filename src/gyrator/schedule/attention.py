@@ -49,14 +49,10 @@ Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
 """The template for a call and its configurations, the likely best first; none where the call stays."""
 
 
-def attention_units(units: Sequence[Unit], rule: Rule, ways: Ways) -> tuple[Unit, ...]:
-    """The units with calls of attention as kernels.
+def attention_unit(call: Extern, rule: Rule, ways: Ways) -> Unit:
+    """A call of attention as a kernel; any other call as it is.
 
     A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
-    return tuple(_unit(unit, rule, ways) if isinstance(unit, Extern) else unit for unit in units)
-
-
-def _unit(call: Extern, rule: Rule, ways: Ways) -> Unit:
     attend = _written(call, rule) if call.functions else _library(call) if call.op in _LIBRARY else None
     template, configs = ("", ()) if attend is None else ways(attend)
     if attend is None or not configs:

@@ -11,7 +11,7 @@ from gyrator.ir.text import program_text
 from gyrator.ir.tree import Attend
 from gyrator.ir.tree import Config as Blocks
 from gyrator.passes import Pass, run_passes
-from gyrator.schedule.attention import attention_units
+from gyrator.schedule.attention import attention_unit
 from gyrator.schedule.check_plan import check_plan
 from gyrator.schedule.choose import choose_products
 from gyrator.schedule.cpu_attention import cpu_ways
@@ -121,7 +121,8 @@ def schedule(
         units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
         packed = (Constant(p.value, p.value.name) for p in packings)
         program = replace(program, constants=(*program.constants, *packed))
-        units = attention_units(units, rule, partial(_ways, config=config, gpu=gpu, cpu=cpu))
+        ways = partial(_ways, config=config, gpu=gpu, cpu=cpu)
+        units = tuple(attention_unit(u, rule, ways) if isinstance(u, Extern) else u for u in units)
     with session.stage("kernels and memory"):
         units = order_products(units, program)
         overlays = overlays and config.inplace and gpu is None
