@@ -3,7 +3,7 @@
 As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -77,17 +77,13 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
     if best is None:
         of, *_ = defines(nest)
         best = Value(f"{of.name}_best", of.shape, root.body[0].dtype, of.strides, of.device)
-    yield replace(nest, out=(best,), root=Pointwise(_chain(_STEPS[root.kind], elements[0])))
+    yield replace(nest, out=(best,), root=Pointwise(reduce(partial(op, _STEPS[root.kind]), elements[0])))
     number = nest.out[1] if len(nest.out) > 1 else None
     if number is not None:
         found = Load(best, tuple(a.index() for a in nest.axes))
         nowhere = Const(torch.iinfo(torch.int64).max, torch.int64)
         numbers = [op("where", _same(e, found), n, nowhere) for e, n in zip(*elements, strict=True)]
-        yield replace(nest, out=(number,), root=Pointwise(_chain("minimum", numbers)))
-
-
-def _chain(step: str, elements: Sequence[Expr]) -> Expr:
-    return reduce(partial(op, step), elements)
+        yield replace(nest, out=(number,), root=Pointwise(reduce(partial(op, "minimum"), numbers)))
 
 
 def _same(a: Expr, b: Expr) -> Op:
