@@ -40,14 +40,12 @@ SMALLEST = 20480
 LEAST_PIXELS = 1024
 """Pixels of an image below which a transposed convolution is no faster in that layout."""
 
-LARGEST_WINDOW, CHANNELS, LEAST_WORK = 9, 8, 1 << 26
-"""In float32 on a GPU: pixels of a depthwise filter above which its gradient takes longer in that layout (7 x 7 of 96
-channels 2.5 ms for 1.1 on an H200); what channels are a multiple of, and products, with which eager uses tensor cores
-too: else its kernels would be more exact."""
+CHANNELS, LEAST_WORK = 8, 1 << 26
+"""In float32 on a GPU: what channels are a multiple of, and products, with which eager uses tensor cores too."""
 
-LARGEST_FILTER = 128
-"""Pixels of a depthwise filter up to which a GPU runs it as loops (`lowering/pooling.py`), in any layout; above
-it the library's kernels for that layout are slow."""
+LARGEST_FILTER, MOST_FILTERS = 128, 4
+"""Pixels of a depthwise filter, and filters of a channel, up to which a GPU runs them as loops (`lowering/pooling.py`),
+in any layout; above them the library's kernels for that layout are slow."""
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
@@ -74,9 +72,8 @@ def prefer_layouts(build: GraphBuilder, *, always: bool) -> None:
     """Give convolutions channels-last operands, and lay values in rows that are reduced along them.
 
     Touched are 2-D convolutions of large enough images whose operands are contiguous, on a GPU in float32 only if they
-    run on tensor cores (TF32) or are gradients of small depthwise filters. Outputs of the graph keep their strides.
-    Unless ``always``, graphs are left where under a quarter of convolutions are depthwise or transposed: those gain
-    most."""
+    run on tensor cores (TF32). Outputs of the graph keep their strides. Unless ``always``, graphs are left where under
+    a quarter of convolutions are depthwise or transposed: those gain most."""
     images = [node for node in build.graph.nodes if _gains(node)]
     forward = [node.args[6] or node.args[8] != 1 for node in images if len(node.args) == 9]
     if not always and (not forward or 4 * sum(forward) < len(forward)):
@@ -118,7 +115,7 @@ def _gains(node: Node) -> bool:
     if image.device.type == "cpu":
         return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
     if depthwise := _depthwise(image, filters, groups):
-        return depthwise <= (LARGEST_FILTER if image.dtype.itemsize == 2 else LARGEST_WINDOW * first)
+        return depthwise <= LARGEST_FILTER and image.dtype.itemsize == 2
     return image.dtype.itemsize == 2 or _gains_in_float32(image, filters)
 
 
@@ -176,9 +173,9 @@ class _Rewriter:
         if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
             return False
         if not gains and node.target in _IMAGES:
-            image, filters = values_of(node.args[:2])
-            forward = node.target is aten.convolution.default
-            loops = forward and 0 < _depthwise(image, filters, node.args[8]) <= LARGEST_FILTER
+            first = _IMAGES[node.target][-1]
+            image, filters = values_of(node.args[first : first + 2])
+            loops = 0 < _depthwise(image, filters, node.args[first + 8]) <= LARGEST_FILTER
             if image.dtype == torch.float32 and image.device.type == "cuda" and not loops:
                 return False  # a library may use tensor cores in another layout though it does not in eager's
         before = node.meta["val"]

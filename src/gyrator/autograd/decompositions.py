@@ -18,6 +18,7 @@ from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
 from gyrator import torch_compat
+from gyrator.autograd.channels_last import MOST_FILTERS
 from gyrator.autograd.fake_results import OF_MEANS, of_a_mean, overloads
 from gyrator.autograd.partition.recompute import size_hint
 
@@ -160,14 +161,15 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Te
 
 def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options: Any) -> tuple[Tensor | None, ...]:
     """On a GPU apart: the bias's gradient, which the library sums in a pass of its own, and the input's of a depthwise
-    convolution, which is a transposed one, of loops (`lowering/pooling.py`)."""
+    convolution, a transposed one of loops (`lowering/pooling.py`), summed over the filters that a channel has."""
     if _in_float32(x):
         found = aten.convolution_backward.default(g.float(), x.float(), w.float(), biases, *options)
         return tuple([None if wide is None else wide.to(x.dtype) for wide in found])
     *layout, (of_input, of_weight, of_bias) = options
     stride, padding, dilation, transposed, _, groups = layout
-    depthwise = all(type(n) is int and n == groups for n in (g.shape[1], x.shape[1], w.shape[0]))
-    turned = of_input and depthwise and not transposed and (max(stride) == 1 or max(dilation) == 1)
+    filters = w.shape[0]
+    depthwise = type(filters) is int and filters <= MOST_FILTERS * groups and w.shape[1] == 1 and not transposed
+    turned = of_input and depthwise and (max(stride) == 1 or max(dilation) == 1)
     if x.device.type != "cuda" or not (of_bias or turned):
         return NotImplemented
     dx = dw = None
@@ -177,7 +179,8 @@ def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options
     if turned:
         sides = zip(x.shape[2:], g.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
         rests = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sides]
-        dx = aten.convolution.default(g, w, None, stride, padding, dilation, True, rests, groups)
+        dx = aten.convolution.default(g, w, None, stride, padding, dilation, True, rests, filters)
+        dx = dx if filters == groups else dx.unflatten(1, (groups, -1)).sum(2)
     return dx, dw, g.sum([0, *range(2, g.ndim)]) if of_bias else None
 
 

@@ -31,7 +31,7 @@ def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> A
     if not parts:
         return b.full(out, 0)
     starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
-    return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
+    return b.pointwise(out, lambda at: joined(out.dtype, parts, starts, d, at))
 
 
 def _is_laid(b: Builder, out: Meta, parts: Sequence[TensorRef]) -> bool:
@@ -40,14 +40,14 @@ def _is_laid(b: Builder, out: Meta, parts: Sequence[TensorRef]) -> bool:
     return out.strides == contiguous_strides(out.shape) and 2 * sum(t.value in made for t in parts) >= len(parts)
 
 
-def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
+def joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
     """The element at ``at`` of parts that follow one another from ``starts[0]``: a balanced tree of selections."""
     if len(parts) == 1:
         inner = (*at[:dim], at[dim] - starts[0], *at[dim + 1 :])
         return masked(between(at[dim], starts[0], starts[1]), cast(parts[0].load(inner), dtype))
     middle = len(parts) // 2
-    low = _joined(dtype, parts[:middle], starts[: middle + 1], dim, at)
-    high = _joined(dtype, parts[middle:], starts[middle:], dim, at)
+    low = joined(dtype, parts[:middle], starts[: middle + 1], dim, at)
+    high = joined(dtype, parts[middle:], starts[middle:], dim, at)
     return op("where", op("lt", IndexValue(at[dim]), number(starts[middle], torch.int64)), low, high)
 
 

@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
 
-from gyrator.autograd.channels_last import LARGEST_FILTER
+from gyrator.autograd.channels_last import LARGEST_FILTER, MOST_FILTERS
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows
-from gyrator.lowering.joins import masked
+from gyrator.lowering.joins import joined, masked
 from gyrator.lowering.reductions import reduction, summed
 from gyrator.lowering.refs import Coords, TensorRef, view_coords, whole
 from gyrator.lowering.scatters import scatter_along
@@ -233,26 +233,30 @@ _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
 )
 
 
+def _kernel(x: TensorRef, w: TensorRef, outputs: Index, groups: int) -> list[int]:
+    """The sides of filters of which on a GPU each channel has its own, one or few; none of others, or of large ones."""
+    kernel, filters = [side.value or LARGEST_FILTER + 1 for side in w.shape[2:]], w.shape[0].value or 0
+    depthwise = x.device.type == "cuda" and x.shape[1].value == groups and outputs.value == filters
+    return kernel if depthwise and filters <= MOST_FILTERS * groups and prod(kernel) <= LARGEST_FILTER else []
+
+
 def _depthwise(
     b: Builder, out: Meta, x: TensorRef, w: TensorRef, bias: TensorRef | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, _: list[int], groups: int,
 ) -> Any:  # fmt: skip
-    """A convolution of as many groups as channels, y[b, c, o] = Σ_r x[b, c, stride·o − padding + dilation·r] · w[c, r].
-    A transposed one, as is the gradient of the input, asks the other way round which filters reach an element. Refuses
-    transposed ones of steps and holes, and where the library is faster."""
-    rank, sides = x.rank - 2, w.shape[2:]
-    kernel = [side.value or LARGEST_FILTER + 1 for side in sides]
+    """A convolution of as many groups as channels, y[b, c, o] = Σ_r x[b, ⌊c/m⌋, stride·o − padding + dilation·r]w[c, r]
+    with m filters for each. A transposed one, as is the gradient of the input, asks the other way round which filters
+    reach an element. Refuses transposed ones of steps and holes, and where the library is faster."""
+    kernel, rank, several = _kernel(x, w, out.shape[1], groups), x.rank - 2, (w.shape[0].value or 0) // groups
     stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
-    depthwise = all(n.value == groups for n in (x.shape[1], out.shape[1], w.shape[0])) and bias is None
-    known = prod(kernel) <= LARGEST_FILTER and all(isinstance(n, int) for n in (*stride, *dilation))
-    if out.device.type != "cuda" or not (depthwise and known):
+    if not kernel or bias is not None or not all(isinstance(n, int) for n in (*stride, *dilation)):
         return NotImplemented
     steps, holes = [max(given) > 1 for given in (stride, dilation)]
-    fast = out.dtype.itemsize == rank == 2 and not (transposed or holes) and prod(kernel) in IN_LIBRARY
-    if fast or (transposed and steps and holes):
+    plain = not (transposed or holes or several > 1)
+    if (plain and out.dtype.itemsize == rank == 2 and prod(kernel) in IN_LIBRARY) or (transposed and steps and holes):
         return NotImplemented
     if out.strides[1] is ONE:
-        w = whole(b.materialise(w, (ONE, ONE, *contiguous_strides((*sides, w.shape[0]))[:-1])))
+        w = whole(b.materialise(w, (ONE, ONE, *contiguous_strides((*w.shape[2:], w.shape[0]))[:-1])))
     turned = sliding(out.shape[2:], x.shape[2:], kernel, stride, padding) if transposed and steps else None
     if transposed and not turned:
         padding = [d * (k - 1) - p for k, p, d in zip(kernel, padding, dilation, strict=True)]
@@ -266,10 +270,38 @@ def _depthwise(
             inner = tuple([i + p - o * s for i, o, s, p in zip(at[-rank:], place, stride, padding, strict=True)])
         elif transposed:
             inner = tuple([k - 1 - r for k, r in zip(kernel, inner, strict=True)])
-        image = cast(masked(conditions, x.load((*at[:-rank], *place))), wide)
+        image = cast(masked(conditions, x.load((at[0], at[1] // several, *place))), wide)
         return masked(holds, op("mul", image, cast(w.load((at[1], ZERO, *inner)), wide)))
 
     return summed(b, out, windows.holders if turned else windows.elements, body)
+
+
+def _filters_gradient(
+    b: Builder, out: tuple[None, Meta, None], g: TensorRef, x: TensorRef, w: TensorRef, bias: object, stride: list[int],
+    padding: list[int], dilation: list[int], transposed: bool, _: list[int], groups: int, mask: list[bool],
+) -> Any:  # fmt: skip
+    """Such a convolution's, if it alone is asked for: dw[c, r] = Σ_bo g[b, c, o]·x[b, ⌊c/m⌋, stride·o − padding + …].
+    The sums of a row of a filter are siblings, which read together. Refuses filters for which the library is faster,
+    in 16 bits up to 7 x 7, else 3 x 3, if channels are neighbours."""
+    kernel, rank, several = _kernel(x, w, g.shape[1], groups), x.rank - 2, (w.shape[0].value or 0) // groups
+    stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
+    fast = x.value.strides[1:2] == (ONE,) and prod(kernel) < (IN_LIBRARY.stop if x.dtype.itemsize == 2 else 10)
+    if not kernel or fast or transposed or list(mask) != [False, True, False]:
+        return NotImplemented
+    windows, wide = sliding(x.shape[2:], g.shape[2:], kernel, stride, padding, dilation), compute_dtype(x.dtype)
+
+    def body(tap: int, at: Coords, inner: Coords) -> tuple[Expr]:
+        image, channel, *outputs = inner[0], at[0], *inner[1:]
+        place, conditions = windows.element(tuple(outputs), (*at[1:], as_index(tap)))
+        seen = cast(masked(conditions, x.load((image, channel // several, *place))), wide)
+        return (op("mul", seen, cast(g.load((image, channel, *outputs)), wide)),)
+
+    shape, of = (w.shape[0], *w.shape[2:-1]), (x.shape[0], *g.shape[2:])
+    meta, taps = out[1].with_dtype(wide).with_shape(shape), range(kernel[-1])
+    sums = [reduction(b, meta, of, "sum", partial(body, tap), f"tap{tap}")[0] for tap in taps]
+    parts = [reshape(part, (shape[0], ONE, *shape[1:], ONE)) for part in sums]
+    starts = [as_index(tap) for tap in (*taps, len(taps))]
+    return None, b.pointwise(out[1], lambda at: joined(out[1].dtype, parts, starts, rank + 1, at)), None
 
 
 def _of_rank(rank: int) -> Family:
@@ -280,4 +312,5 @@ def _of_rank(rank: int) -> Family:
     return found
 
 
-LOWERINGS: Family = {**_of_rank(2), **_of_rank(3), **rows(_depthwise, "convolution")}
+_OF_CONVOLUTIONS = {**rows(_depthwise, "convolution"), **rows(_filters_gradient, "convolution_backward")}
+LOWERINGS: Family = {**_of_rank(2), **_of_rank(3), **_OF_CONVOLUTIONS}

@@ -214,8 +214,7 @@ def _as_strided_scatter(
     b: Builder, out: Meta, x: TensorRef, source: TensorRef, size: object, stride: Sequence[IndexLike],
     offset: IndexLike | None = None,
 ) -> Any:  # fmt: skip
-    """``x`` with a window on its memory replaced. Refused where ``x`` is a view or has gaps, or elements of the window
-    could overlap."""
+    """``x`` with a window on its memory replaced. Refuses views, gaps, and windows whose elements could overlap."""
     plain = x.is_whole() and same_strides(x.shape, x.value.strides, out.strides)
     if not plain or views.nested_order(source.shape, [as_index(s) for s in stride]) is None:
         return NotImplemented

@@ -19,6 +19,7 @@ from gyrator.schedule.group import Axes, Group, levels_of, singleton
 from gyrator.schedule.layout import across_rows, transposes
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, split, uneven_cut
+from gyrator.schedule.windows import overlap
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
@@ -117,7 +118,8 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         return cut_in_turns(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED))
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
-    if programs >= gpu.processors or wanted < (2 if column else 4):
+    dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
+    if programs >= gpu.processors * (PER_PROCESSOR // 2 if dear else 1) or wanted < (2 if column else 4):
         return None
     even = _even(root.reduced, wanted, 1 if column else MIN_RUN)
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))

@@ -27,6 +27,8 @@ WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
 MANY_ACCESSES = 6
 """From which on, as for a pooling window, a thread that handles fewer elements waits less."""
+SUMS, SUMS_OF_ROWS = 80, 28
+"""Sums of windows that a thread may keep, of columns and of rows, where each element has a mask of its own."""
 STREAMED = range(1 << 25, (1 << 28) + 1)
 """Bytes of values of which an L2 cache of 50 MiB keeps too little for a second read; hints slow larger ones down."""
 SHORT_COLUMN = 512
@@ -115,6 +117,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
         again = any(_read_again(a, walk.rows[a]) for a in whole)
         shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
+        if sums := max(_sums(loop) for loops in walk.rows.values() for loop in loops):
+            most = (SUMS if columns else SUMS_OF_ROWS) * WARP // sums  # elements of a warp
+            shapes = [(x, max(min(block, power(most * warps // x + 1) // 2), 1), warps) for x, block, warps in shapes]
     if not walk.grid:
         shapes = [(1, block, warps) for _, block, warps in shapes]
     tiled = any(x > 1 for x, _, _ in shapes)
@@ -192,8 +197,7 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
-    """(columns, warps) of a program: a warp has 4,096 elements, which hide how long loads take, fewer if programs are
-    few."""
+    """(columns, warps) of a program: a warp has 4,096 elements, to hide the time of loads; less if these are few."""
     wide = max(2048 // row, 64 if row <= 256 else 32)
     x = max(min(wide, power(points) // FEW_PROGRAMS), 8)
     warps = min(max(x * row // (4096 if x == wide else 256), 2), 8)
@@ -282,6 +286,12 @@ def _walk(kernel: Kernel) -> _Walk:
     loads = [(load.index[0], load.dtype.itemsize) for load in tree.loads_in(kernel.body)]
     stores = [(s.index[0], s.value.dtype.itemsize) for s in tree.walk_stages(kernel.body) if isinstance(s, Store)]
     return _Walk(grid, rows, (*loads, *stores))
+
+
+def _sums(loop: Loop) -> int:
+    """How many sums a loop keeps of as many loads of one value, as those of a window; 0 if under three."""
+    sums, reads = sum(isinstance(s, Update) for s in loop.body), Counter(x.value for x in tree.loads_in(loop.body))
+    return sums if 2 < sums <= max(reads.values(), default=0) else 0
 
 
 def _scans(loop: Loop) -> bool:

@@ -7,10 +7,10 @@ from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_value
 from gyrator.ir.index import ONE
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import cost_of, iterations, volume
+from gyrator.ir.volume import cost_of, iterations
 from gyrator.origin import merge
 from gyrator.schedule.layout import LARGE, transposes
-from gyrator.schedule.windows import slides
+from gyrator.schedule.windows import overlap
 
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE, GPU_BALANCE = 4.0, 12.0
@@ -30,8 +30,7 @@ as it is; longer ones are transposed before they are reduced."""
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
     distinct loads; how long rows of it, or of what follows from it, are that are reduced; whether it, or what follows
-    from it, is stored as it lies, not as a transposed copy of that; whether, on a GPU, windows that overlap slide over
-    it."""
+    from it, is stored as it lies, not as a transposed copy; whether windows that overlap slide over it on a GPU."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
@@ -114,10 +113,7 @@ def _window_sums(program: Program) -> set[Value]:
 
 def _overlap(load: Load, nest: Nest) -> bool:
     """Whether a load on a GPU reads windows that slide over a value, more elements than that has."""
-    root = nest.root
-    if not (nest.on_gpu and isinstance(root, Reduce) and slides(load, nest, root)):
-        return False
-    return iterations((*nest.axes, *root.reduced)) > volume(load.value.shape)
+    return nest.on_gpu and isinstance(nest.root, Reduce) and overlap(load, nest, nest.root) > 1
 
 
 def _widens(nest: Nest) -> bool:

@@ -1,6 +1,5 @@
 """Scatters that need not scatter: into a part that is known, or onto a constant, they become pointwise selects, which
-fuse with what follows; sums into few elements on a GPU a reduction for each, where atomic additions would wait for each
-other."""
+fuse with what follows; sums into few elements on a GPU reductions, where atomic additions would wait for each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

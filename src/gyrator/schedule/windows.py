@@ -12,7 +12,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, defines, loads, map_nests
-from gyrator.ir.volume import iterations
+from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.typed import op
 
 MOST, MOST_ON_GPU, ROW, DIVISIONS = 32, 128, 8, 64
@@ -25,33 +25,34 @@ def unroll_windows(program: Program) -> Program:
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
     On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
-    (128 on a GPU) or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows
-    of more than 8 that lie one after another."""
+    (on a GPU 128 where an element is in an eighth as many) or unknown size, or of which positions would take more than
+    64 divisions, sums in 16 bits, and rows of more than 8 that lie one after another."""
     return map_nests(program, _unrolled)
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:
-    elements, dtype = iterations(root.reduced), root.body[0].dtype
-    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= (MOST_ON_GPU if nest.on_gpu else MOST):
+    elements, dtype, read = iterations(root.reduced), root.body[0].dtype, loads(root.body)
+    held = max((overlap(load, nest, root) for load in read), default=0)
+    most = MOST_ON_GPU if nest.on_gpu and 8 * held >= elements else MOST
+    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= most:
         return False
     if root.kind not in _STEPS or dtype == torch.bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
-    read = loads(root.body)
-    if nest.on_gpu or root.kind not in ("argmax", "argmin"):
-        sliding = any(slides(load, nest, root) for load in read)
-        if not sliding or (elements > ROW and all(_is_row(load, nest, root) for load in read)):
-            return False
+    row = not held or (elements > ROW and all(_is_row(load, nest, root) for load in read))
+    if row and (nest.on_gpu or root.kind not in ("argmax", "argmin")):
+        return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}
     divisions = {atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)}
     return len(divisions) * elements <= DIVISIONS
 
 
-def slides(load: Load, nest: Nest, root: Reduce) -> bool:
-    """Whether the nest reduces what a load reads of windows that are moved along a kept axis."""
+def overlap(load: Load, nest: Nest, root: Reduce) -> float:
+    """In how many windows that are moved along a kept axis an element of what a load reads is; 0 if none are."""
     inner, kept = set(root.reduced), set(nest.axes)
-    return any(inner & i.axes() and kept & i.axes() for i in load.index)
+    slides = any(inner & i.axes() and kept & i.axes() for i in load.index)
+    return slides and iterations((*nest.axes, *root.reduced)) / max(volume(load.value.shape), 1)
 
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:

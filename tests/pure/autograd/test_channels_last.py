@@ -53,13 +53,13 @@ def test_float32_without_tensor_cores_stays() -> None:
         assert not is_moved(FLOAT, (2, 32, 56, 56), (64, 32, 3, 3))
 
 
-@pytest.mark.parametrize(("side", "moved"), [(3, True), (7, False)])
-def test_gradients_of_small_depthwise_filters(side: int, moved: bool) -> None:
+@pytest.mark.parametrize(("dtype", "moved"), [(HALF, True), (FLOAT, False)])
+def test_gradients_of_depthwise_filters_in_float32_take_the_layout_that_comes(dtype: torch.dtype, moved: bool) -> None:
     build = GraphBuilder(FakeResults(FakeTensorMode()))
     with build.fake_mode:
-        shapes = ((2, 32, 56, 56), (2, 32, 56, 56), (32, 1, side, side))
-        nodes = [build.placeholder("x", torch.empty(shape, device="cuda")) for shape in shapes]
-    how = (None, [1, 1], [side // 2] * 2, [1, 1], False, [0, 0], 32, [False, True, False])
+        shapes = ((2, 32, 56, 56), (2, 32, 56, 56), (32, 1, 3, 3))
+        nodes = [build.placeholder("x", torch.empty(shape, dtype=dtype, device="cuda")) for shape in shapes]
+    how = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 32, [False, True, False])
     build.graph.output((build.call(aten.convolution_backward.default, (*nodes, *how), {}),))
     prefer_layouts(build, always=True)
     assert bool(build.graph.find_nodes(op="call_function", target=aten.clone.default)) is moved

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gyrator import torch_compat
 from gyrator.autograd import decompositions
@@ -74,13 +75,16 @@ def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
     assert decomposed(torch.ones(4, 8, dtype=dtype), torch.arange(4), 8192, -1, False) == "apart"
 
 
-@pytest.mark.parametrize("stride, dilation, apart", [(1, 1, True), (2, 1, True), (1, 2, True), (2, 2, False)])
+@pytest.mark.parametrize(
+    ("filters", "stride", "dilation", "apart"),
+    [(6, 1, 1, True), (6, 2, 1, True), (6, 1, 2, True), (6, 2, 2, False), (12, 2, 1, True), (30, 1, 1, False)],
+)
 def test_the_gradient_of_a_depthwise_convolutions_input_is_a_transposed_one_on_a_gpu(
-    stride: int, dilation: int, apart: bool
+    filters: int, stride: int, dilation: int, apart: bool
 ) -> None:
     decomposed = decomposition_table()[aten.convolution_backward.default]
     with FakeTensorMode():
-        x, w = (torch.empty(shape, device="cuda") for shape in ((2, 6, 10, 9), (6, 1, 3, 3)))
+        x, w = (torch.empty(shape, device="cuda") for shape in ((2, 6, 10, 9), (filters, 1, 3, 3)))
         how = ([stride] * 2, [1, 2], [dilation] * 2, False, [0, 0], 6)
         g = torch.empty_like(aten.convolution.default(x, w, None, *how))
         found = decomposed(g, x, w, None, *how, [True, True, False])
@@ -89,8 +93,11 @@ def test_the_gradient_of_a_depthwise_convolutions_input_is_a_transposed_one_on_a
             return
         dx, dw, db = found
         assert dx.shape == x.shape and dw.shape == w.shape and db is None
-        assert decomposed(g, x, w, [6], *how, [False, False, True])[2].shape == (6,)
+        assert decomposed(g, x, w, [filters], *how, [False, False, True])[2].shape == (filters,)
         assert decomposed(g, x, w, None, *how, [False, True, False]) is NotImplemented
+        graph = make_fx(lambda *args: decomposed(*args, None, *how, [True, False, False])[0])(g, x, w)
+    given = [torch.randn(value.shape, dtype=torch.float64) for value in (g, x, w)]
+    torch.testing.assert_close(graph(*given), aten.convolution_backward(*given, None, *how, [True, False, False])[0])
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
