@@ -392,3 +392,18 @@ def test_tangents_of_forward_mode_are_eagers(requires_grad: bool, backend: str) 
             found, wanted = (forward_ad.unpack_dual(f(dual)).tangent for f in (compiled, step))
             torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(compiled(x), step(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_few_rows_of_a_table_are_as_exact_as_eagers(dtype: torch.dtype, dynamic: bool) -> None:
+    """Indices that occur again and again, and the table as the last layer, too."""
+    table, at = torch.randn(997, 24).to(dtype).requires_grad_(), torch.randint(0, 40, (6, 35))
+
+    def loss(table: Tensor, at: Tensor) -> Tensor:
+        x = F.embedding(at, table, padding_idx=7)
+        return (x.float() @ table.float().t()).logsumexp(-1).mean() + F.embedding(
+            at[:, :3], table
+        ).float().square().sum()
+
+    check(loss, (table, at), backend="gyrator", backward=True, dynamic=dynamic)

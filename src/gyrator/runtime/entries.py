@@ -75,8 +75,7 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
 
 
 def explain_miss(key: Key, store: Store, session: Session, unfit: str) -> None:
-    """Say why an entry of that key is `unfit` or, without one, in what the key differs from the most similar one
-    stored, if that is asked for."""
+    """If asked for, say why an entry of that key is `unfit`, or in what the key differs from the nearest stored."""
     if not (session.why_missed or "cache" in session.config.logs):
         return
     others = [notes["key"] for notes in store.newest(20)]

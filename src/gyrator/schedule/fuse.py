@@ -19,8 +19,7 @@ from gyrator.schedule.units import Units
 MAX_VALUES = 48
 MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
-"""Operations, on a processor cheap instructions, one after another from which on arithmetic takes longer than moving a
-result through memory."""
+"""Operations (on a processor, cheap instructions) in a row from which on they take longer than a way through memory."""
 
 Slower = Callable[[Program, Group, Group, Group], Refused | None]
 """Refuses to make a third group of two if that was measured to be slower."""

@@ -85,8 +85,7 @@ def _scaled(expr: Expr, factor: float) -> Expr:
 
 # -- the kernel --------------------------------------------------------------------------------------------
 def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:
-    """The product under canonical names, the value that stands for its sums in the group, and the actual values of
-    all names, operands included."""
+    """The product by canonical names, the value that stands for its sums in the group, and the value of each name."""
     product = product_of(unit.call)
     assert product is not None
     actual, patches = dict(common.actual), product.window if product.has_patches else None

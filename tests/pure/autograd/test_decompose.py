@@ -72,7 +72,23 @@ def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
     with FakeTensorMode():
         g, at = (torch.empty(number, *side, dtype=d, device="cuda") for side, d in (((8,), dtype), ((), torch.int64)))
         assert decomposed(g, at, rows, -1, False) == (NotImplemented if whole else "apart")
-    assert decomposed(torch.ones(4, 8, dtype=dtype), torch.arange(4), 8192, -1, False) == "apart"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "padding"), [((4, 33), -1), ((4, 33), 3), ((64,), -1), ((), -1), ((0, 3), -1)], ids=str
+)
+def test_gradients_of_few_rows_on_a_processor_take_no_table_in_float32(
+    shape: tuple[int, ...], padding: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decompositions, "_EMBEDDING", lambda *_: "apart")
+    decomposed = decomposition_table()[aten.embedding_dense_backward.default]
+    g, at = torch.randn(*shape, 24).to(dtype), torch.randint(0, 20, shape)
+    args = (at, 264, padding, False)
+    exact = aten.embedding_dense_backward(g.double(), *args)
+    assert_matches(decomposed(g, *args), aten.embedding_dense_backward(g, *args), exact)
+    assert decomposed(g.float(), *args) == decomposed(g, at, 264, padding, True) == "apart"
+    assert at.numel() == 0 or decomposed(g, at, 2 * at.numel() - 1, padding, False) == "apart"
 
 
 @pytest.mark.parametrize(
