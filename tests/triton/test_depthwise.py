@@ -136,6 +136,7 @@ GRADIENTS: dict[str, tuple[Tensor, tuple[int, ...], tuple[int, ...], bool]] = { 
     "7 x 7 of 16 bits, neighbours": (random(2, 6, 9, 7, dtype=HALF, last=True), (6, 1, 7, 7), (1, 3), False),
     "9 x 9 of 16 bits, neighbours": (random(2, 6, 9, 7, dtype=HALF, last=True), (6, 1, 9, 9), (1, 4), True),
     "two filters for a channel": (random(2, 6, 9, 9), (12, 1, 3, 3), (1, 1), True),
+    "two filters, neighbours": (random(2, 6, 9, 9, dtype=HALF, last=True), (12, 1, 3, 3), (1, 1), True),
     "a sequence": (random(2, 6, 11), (6, 1, 4), (1, 3), True),
     "volumes": (random(2, 4, 5, 6, 7), (4, 1, 3, 3, 3), (1, 1), True),
     "nothing": (random(0, 4, 7, 7), (4, 1, 3, 3), (1, 1), True),

@@ -282,11 +282,11 @@ def _filters_gradient(
 ) -> Any:  # fmt: skip
     """Such a convolution's, if it alone is asked for: dw[c, r] = Σ_bo g[b, c, o]·x[b, ⌊c/m⌋, stride·o − padding + …].
     The sums of a row of a filter are siblings, which read together. Refuses filters for which the library is faster,
-    in 16 bits up to 7 x 7, else 3 x 3, if channels are neighbours."""
+    one for a channel, in 16 bits up to 7 x 7, else 3 x 3, if channels are neighbours."""
     kernel, rank, several = _kernel(x, w, g.shape[1], groups), x.rank - 2, (w.shape[0].value or 0) // groups
     stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
-    fast = x.value.strides[1:2] == (ONE,) and prod(kernel) < (IN_LIBRARY.stop if x.dtype.itemsize == 2 else 10)
-    if not kernel or fast or transposed or list(mask) != [False, True, False]:
+    small = several == 1 and prod(kernel) < (IN_LIBRARY.stop if x.dtype.itemsize == 2 else 10)
+    if not kernel or (small and x.value.strides[1:2] == (ONE,)) or transposed or list(mask) != [False, True, False]:
         return NotImplemented
     windows, wide = sliding(x.shape[2:], g.shape[2:], kernel, stride, padding, dilation), compute_dtype(x.dtype)
 
