@@ -109,6 +109,7 @@ def test_batches_and_sides_may_change(case: str, tmp_path: Path, interpreter: Wo
     ("fn", "args"),
     [
         (partial(F.conv2d, groups=2), [random(1, 8, 5, 5), random(4, 4, 3, 3)]),
+        (conv, [random(1, 4, 5, 5), random(20, 1, 3, 3)]),  # five filters for a channel
         (partial(conv, padding=3), [random(1, 4, 9, 9, dtype=HALF), random(4, 1, 7, 7, dtype=HALF)]),
         (partial(conv, padding=6), [random(1, 4, 14, 14), random(4, 1, 13, 13)]),
         (partial(back, stride=2, dilation=2), [random(1, 4, 5, 5), random(4, 1, 3, 3)]),

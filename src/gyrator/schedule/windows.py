@@ -31,17 +31,18 @@ def unroll_windows(program: Program) -> Program:
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:
-    elements, dtype, read = iterations(root.reduced), root.body[0].dtype, loads(root.body)
-    held = max((overlap(load, nest, root) for load in read), default=0)
-    most = MOST_ON_GPU if nest.on_gpu and 8 * held >= elements else MOST
-    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= most:
+    elements, dtype = iterations(root.reduced), root.body[0].dtype
+    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= (MOST_ON_GPU if nest.on_gpu else MOST):
         return False
     if root.kind not in _STEPS or dtype == torch.bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
+    read = loads(root.body)
+    held = max((overlap(load, nest, root) for load in read), default=0)
+    large = elements > MOST and 8 * held < elements
     row = not held or (elements > ROW and all(_is_row(load, nest, root) for load in read))
-    if row and (nest.on_gpu or root.kind not in ("argmax", "argmin")):
+    if (large or row) and (nest.on_gpu or root.kind not in ("argmax", "argmin")):
         return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}
     divisions = {atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)}
@@ -52,7 +53,7 @@ def overlap(load: Load, nest: Nest, root: Reduce) -> float:
     """In how many windows that are moved along a kept axis an element of what a load reads is; 0 if none are."""
     inner, kept = set(root.reduced), set(nest.axes)
     slides = any(inner & i.axes() and kept & i.axes() for i in load.index)
-    return slides and iterations((*nest.axes, *root.reduced)) / max(volume(load.value.shape), 1)
+    return iterations((*nest.axes, *root.reduced)) / max(volume(load.value.shape), 1) if slides else 0
 
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
