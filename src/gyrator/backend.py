@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from types import FunctionType
 from typing import Any
+from warnings import warn
 
 import msgspec
 import torch
@@ -29,6 +30,7 @@ from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
 from gyrator.autograd.shell import flattened, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
+from gyrator.errors import GyratorWarning
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord
@@ -50,7 +52,13 @@ def compile_program(
     The callable's attribute `wrappers` has the files of its graphs' programs."""
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
-    traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
+    try:
+        traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        warn(f"{name} runs uncompiled, and its backward cannot run: {error}", GyratorWarning, stacklevel=2)
+        return gm.forward
 
     def complete() -> Traced:
         with process.lock, frozen_garbage():

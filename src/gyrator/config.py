@@ -44,8 +44,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {name: tuple(columns.split()) for name, 
 
 
 def _option(default: OptionValue, doc: str, *, shapes_code: bool = True) -> Any:
-    """Declares an option (typed like `dataclasses.field`). `shapes_code`: the generated code depends on it, so it is
-    part of the cache's key."""
+    """Declares an option (typed like `dataclasses.field`); if it `shapes_code`, it is part of the cache's key."""
     return field(default=default, metadata={"doc": doc, "shapes_code": shapes_code})
 
 

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo import MODELS, build
+from gyrator.errors import GyratorWarning
 from tests.acceptance import assert_none, check, expect
 
 STEPS = 3
@@ -280,6 +281,28 @@ def test_the_largest_of_computed_and_widened_numbers_has_a_gradient(
 
     found = run(torch.compile(function, backend=backend))
     torch.testing.assert_close(found, run(function), rtol=0.02, atol=0.01)
+
+
+def test_norms_along_dimensions_of_one_element_counted_from_the_end(backend: str) -> None:
+    def norms(x: Tensor) -> tuple[Tensor, ...]:
+        return x.norm(p=3, dim=-1), torch.linalg.vector_norm(x, dim=(-1, 0)), torch.linalg.vector_norm(x, 1, -1, True)
+
+    check(norms, (torch.randn(4, 3, 1, requires_grad=True),), backend=backend, backward=True)
+
+
+def test_a_program_whose_backward_cannot_run_computes_its_results(backend: str) -> None:
+    """As in eager, where only what differentiates them fails."""
+
+    def overwritten(x: Tensor) -> Tensor:
+        y = x.amax(0)
+        return y.div_(y.abs() + 1)
+
+    x = torch.randn(6, 2, requires_grad=True)
+    with pytest.warns(GyratorWarning, match="runs uncompiled, and its backward cannot run"):
+        found = torch.compile(overwritten, backend=backend)(x)
+    torch.testing.assert_close(found, overwritten(x))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
 
 
 @pytest.mark.parametrize("choose", [lambda y: y.argmax(-1), lambda y: y.detach()], ids=["argmax", "detach"])

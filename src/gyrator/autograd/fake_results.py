@@ -191,6 +191,11 @@ def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Te
     return torch.empty_like(x) if any(type(n) is int and n == 0 for n in x.shape) else op(grad, x, *args)
 
 
+def counted_from_0(op: Callable[..., Any], x: Tensor, p: float = 2, dims: Any = None, *args: Any, **of: Any) -> Tensor:
+    """A norm by dimensions that torch 2.11 would keep where they are counted from the end and have one element."""
+    return op(x, p, dims and [dim % max(x.ndim, 1) for dim in dims], *args, **of)
+
+
 def _fitting(function: Callable[..., Any], part: Callable[..., Any], given: int, *args: Any, **kwargs: Any) -> Any:
     """Fake kernels take argument number `given` of any shape, and code compiled for it reads what is not there: it must
     have the shape of `part` of the arguments, if that is known: where only a run tells the place, its size is new."""
@@ -286,6 +291,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
         x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)
     ),
+    **{op: partial(counted_from_0, op) for op in overloads("linalg_vector_norm")},
     aten.roll.default: _roll,
     aten.slice.Tensor: _slice,
     aten._unique.default: _unique,

@@ -131,8 +131,7 @@ fused_attention = FusedAttention()
 def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """flex_attention's results as traced: by the operator of this file where a template computes that. It does not for
     float64, gradients on a CPU, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples
-    of 16, and where a tensor that score_mod reads has a gradient. Scale, widths and numbers of heads are plain numbers
-    from here on."""
+    of 16, and where a tensor that score_mod reads has a gradient. Scale, widths and heads become plain numbers."""
     query, key, value = autocast(*args[:3])
     mask, tracks = args[4], torch.is_grad_enabled()
     grads = tracks and any(x.requires_grad for x in (query, key, value))

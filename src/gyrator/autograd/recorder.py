@@ -7,8 +7,7 @@ Of operators that take graphs
     inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place (`joint.py`);
               flex_attention: the operators that define it are
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
-    passed    auto_functionalized and others without bodies: one node
-    refused   the rest"""
+    passed    auto_functionalized and others without bodies: one node; the rest is refused"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

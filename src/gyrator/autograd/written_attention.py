@@ -48,8 +48,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What softmax is taken of: the product of `node` times `scale`, plus `biases`. Where `mask` is true, or false if
-    it `keeps`, they are `fill`."""
+    """What softmax is taken of: `node` times `scale`, plus `biases`; `fill` where `mask` (if it `keeps`, not)."""
 
     node: Node
     product: _Product

@@ -55,8 +55,7 @@ Key = Expr | Atom | Index
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Abstract: a printed value, with its text and the block it may live in. ``name``: the text is a name or a literal,
-    so repeating it costs nothing."""
+    """Abstract: a printed value, its text and the block it may live in. A ``name`` or literal may be repeated."""
 
     text: str
     depth: int = 0

@@ -24,8 +24,7 @@ VECTOR = 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A printed loop: its text, in which a name stands for each of its pointers, ``n`` for its extent, and ``first``
-    for the number of its first program."""
+    """A printed loop: its text, with names for its pointers, ``n`` for its extent, ``first`` for its first program."""
 
     lines: tuple[str, ...]
     pointers: tuple[tuple[str, Pointer], ...]

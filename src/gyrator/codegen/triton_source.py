@@ -44,8 +44,7 @@ class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
     If ``zeroed``, it is for 32-bit counters, 0 at first, of which a launch changes the sign or nothing: programs know
-    by them which is last, take tiles (``PROGRAMS``), or wait for each other (in a split scan for earlier ones), and so
-    run at the same time."""
+    by them which is last, take tiles (``PROGRAMS``), or wait for each other, and so run at the same time."""
 
     name: str
     nbytes: Index

@@ -31,8 +31,7 @@ _OF_REALS: Family = {
 
 
 def _pair(x: Number, at: Coords, dtype: torch.dtype) -> Pair:
-    """Real and imaginary part of an operand at ``at``; those of ±∞ and NaN times a real number are eager's if that one
-    has a part of 0."""
+    """Real and imaginary part of an operand at ``at``; ±∞ and NaN times a real one are eager's if it has a 0."""
     if isinstance(x, TensorRef) and x.dtype.is_complex:
         pairs = reals(x)
         return element(pairs, (*at, TWO * 0), dtype), element(pairs, (*at, ONE), dtype)

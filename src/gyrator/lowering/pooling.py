@@ -183,8 +183,7 @@ def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
 
 
 def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> Any:
-    """Each element's sum of the shares that windows give it. Where these differ in size a processor, which divides
-    slowly, computes them before."""
+    """Each element's sum of the shares of windows. If sizes differ a processor, slow to divide, makes them first."""
     rank, wide = len(windows.elements), compute_dtype(out.dtype)
 
     def share(at: Coords) -> Expr:

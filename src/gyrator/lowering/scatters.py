@@ -42,8 +42,7 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
 
     A view of all of a value in another order, as ``x.t()`` is, gives the same view of a new value. Sums in half
     precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on and the result
-    on a GPU would depend on which of the writes to an element comes first: the library's call sorts them or raises, as
-    in eager."""
+    on a GPU would depend on which write to an element comes first: the library's call sorts them or raises."""
     if ZERO in points.shape:
         return b.copy(into, out)
     axes = axes_of("i", points.shape)
@@ -174,8 +173,7 @@ def _reduce(
 ) -> Any:  # fmt: skip
     """scatter_reduce, and with ``slices`` index_reduce; a mean divides by how many there were.
 
-    Without ``include_self`` the elements that are written to begin at the neutral element. Integer means are
-    rounded down, as in eager."""
+    Without ``include_self`` elements that are written to begin at the neutral one. Integer means are rounded down."""
     points = _points(x, dim, index, source if slices else None)
     mean = reduce == "mean"
     if out.dtype == torch.bool:

@@ -39,8 +39,7 @@ class Gpu:
 
 
 def gpu_refusal(group: Group, *, shared: bool) -> Refused | None:
-    """Why a join of groups on a GPU does not pay or cannot be printed; None if it does. ``shared``: by several programs
-    that have parts of a row each."""
+    """Why a join of groups on a GPU does not pay or cannot be printed. ``shared``: by programs with parts of a row."""
     if group.pointwise:
         return None
     if any(len(m.loads) > WINDOW and isinstance(m.nest.root, Pointwise) for m in group.members):

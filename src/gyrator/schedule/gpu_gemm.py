@@ -135,8 +135,7 @@ def _within(config: Config, product: Product, gpu: Gpu, made: Sequence[Group]) -
 
 
 def _sides(product: Product) -> tuple[int, int, int]:
-    """About how many matrices a product makes, and their rows and columns. Groups are not even: most rows are in those
-    that have twice as many as the mean."""
+    """About how many matrices a product makes, and their sides. Most rows of groups are in those of twice the mean."""
     *batch, m, n = (volume((extent,), 256) for extent in product.shape)
     groups = volume(product.ends.shape) if product.ends is not None and product.rows_in_groups else 1
     return prod(batch) * groups, m if groups == 1 else -(-2 * m // groups), n

@@ -50,8 +50,7 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
     last ones are masked. Splits sums, products, extremes (with their numbers), what a softmax needs and, where it
-    divides, variances. Refuses rows that programs can share within one launch and then need again: a sum alone is
-    faster in two."""
+    divides, variances. Refuses rows that programs can share within one launch and then need again."""
     of_rows = {v for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Reduce) for v in defines(n)}
     by_rows, again = _read_by_rows(program), _read_again(program, of_rows)
 

@@ -14,11 +14,9 @@ from gyrator.schedule.windows import overlap
 
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE, GPU_BALANCE = 4.0, 12.0
-"""Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know; on a GPU,
-which does both at once."""
+"""Cheap instructions that cost as much as moving one byte, about, on the machines we know; a GPU does both at once."""
 SPARE, OVERLAP = 16, 4
-"""Cheap instructions for an element that a GPU does while it waits for memory anyway; of how many windows an element is
-from which on it does not wait."""
+"""Cheap instructions for an element while a GPU waits for memory; of how many windows one is where it does not wait."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
 ROW_ACROSS, ONCE_ACROSS = 512, 2048
@@ -50,8 +48,7 @@ def inline(program: Program, rule: Rule) -> Program:
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
     transcendental bodies that would be evaluated more often than P has elements, and for transposed copies that are
     read again and again, or of which long rows are reduced, unless what follows from them is transposed back; and on a
-    GPU for what is narrower than the sums of windows it is of. Sharing at the same index between several readers is
-    left to fusion."""
+    GPU for what is narrower than the sums of windows it is of. Readers at the same index share it by fusion."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
     reads, sums = _reads(program, pinned), _window_sums(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}

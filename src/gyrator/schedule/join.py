@@ -50,8 +50,7 @@ def lay_parts(program: Program) -> Program:
 
 
 def joined(program: Program) -> dict[Extern, tuple[dict[Value, Index], Index]]:
-    """The concatenations whose parts are made within the result: where each begins there, in elements; and rows in
-    which they follow each other."""
+    """Concatenations whose parts are made within the result: where each begins there, in elements; and the rows."""
     free = free_results(program)
     found: dict[Extern, tuple[dict[Value, Index], Index]] = {}
     for node in (node for node in program.nodes if isinstance(node, Extern)):

@@ -79,8 +79,7 @@ def _access(value: Value, index: tuple[Index, ...]) -> Access:
 
 
 def transposes(nest: Nest, least: int = LARGE) -> bool:
-    """Whether a nest on a GPU copies at least so many bytes whose neighbours in memory become no neighbours: such a
-    kernel has tiles with two sides."""
+    """Whether a nest on a GPU copies at least so many bytes to where neighbours become none: in tiles of two sides."""
     if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
         return False
     (read, *indices), (written,) = member_accesses(nest)

@@ -276,8 +276,7 @@ def _becomes(program: Program, updates: Mapping[Value, Update]) -> Mapping[Value
 
 
 def _reads_where_it_writes(member: Member) -> bool:
-    """Whether a scatter reads of what it starts from only elements that it does not write, or the one that the same
-    iteration, and no other, writes."""
+    """Whether a scatter reads of what it starts from only what it does not write, or that iteration alone writes."""
     root, axes = member.nest.root, member.nest.axes
     assert isinstance(root, Scatter)
     places = [load.index for load in member.loads if load.value is root.into]

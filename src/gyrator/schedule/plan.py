@@ -82,8 +82,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What was written into ``parts``, which follow each other in each of the ``rows`` of ``whole``, is its contents.
-    Nothing is moved."""
+    """What is in ``parts``, which follow each other in each of the ``rows`` of ``whole``, is its contents unmoved."""
 
     whole: Value
     parts: tuple[Value, ...]
@@ -116,8 +115,7 @@ class Plan:
     derived: tuple[Derived, ...] = ()
 
     def owners(self) -> dict[Value, Value]:
-        """For each value that is allocated the one that was first in its memory: itself, also if it lies within
-        another, or what it lies upon."""
+        """For each allocated value the first in its memory: itself, also within another, or what it lies upon."""
         first: dict[Value, Value] = {}
         for step in self.steps:
             if isinstance(step, Allocate):

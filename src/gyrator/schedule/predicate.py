@@ -15,8 +15,7 @@ def predicate(program: Program, rule: Rule) -> Program:
 
     Before: ``masked(1 <= i <= N, load(x, i-1), 0)``; after: ``load(x, i-1, mask = 1 <= i <= N, other = 0)``.
     Where the body is more than a load, the mask stays as a ``where`` too. A load proved to be in range everywhere needs
-    no mask, if the value has elements. The same load outside the mask is another node: the memo is keyed by (node, path
-    condition)."""
+    no mask, if the value has elements. The same load outside the mask is another node: the memo has both."""
     return map_nests(program, lambda nest: (nest.map(_Pusher(rule).expr),))
 
 

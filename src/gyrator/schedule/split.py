@@ -180,8 +180,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
 
 
 def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> list[Node]:
-    """The maximum of all and the sum of exponentials with respect to it: ``s = Σ s_b · exp(m_b - m)``, in which parts
-    of -inf alone have no share."""
+    """The maximum of all, and the sum by it: ``s = Σ s_b · exp(m_b - m)``, to which parts of -inf alone add nothing."""
     tops, totals = parted
     dtype, (top, total) = tops.dtype, nest.out
     assert top is not None

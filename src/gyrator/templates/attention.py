@@ -58,8 +58,7 @@ def store_rows(base, tensor, start, length, block, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_sums(base, tensor, start, length, ROWS: tl.constexpr, EVEN: tl.constexpr):
-    """A number for each row from ``start`` on, 0 where there is none, and for rows without scores, whose sums have no
-    logarithm."""
+    """A number for each row from ``start`` on, 0 where there is none or the row has no scores."""
     row = start + tl.arange(0, ROWS)
     if EVEN:
         found = tl.load(base + row * tensor[3])

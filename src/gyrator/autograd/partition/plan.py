@@ -1,5 +1,4 @@
-"""What a partitioner gets and gives: a joint graph with its nodes by role; the values that forward saves for backward,
-and why. `save_all` is the plain one."""
+"""What a partitioner gets and gives: a joint graph with its nodes by role; what forward saves for backward, and why."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -98,8 +98,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
 
 
 def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
-    """The backward graph, each node after all that it needs and the graph lacks; `available` maps what forward hands
-    over to the node that describes it."""
+    """The backward graph, each node after what it needs; `available`: what describes what forward hands over."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node, described in {**available, **{node: node for node in joint.tangents}}.items():
