@@ -108,7 +108,7 @@ def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_s
         assert sides.count(["YBLOCK", "XBLOCK"]) == copies
 
 
-@pytest.mark.parametrize(("rows", "columns", "side", "warps"), [(48, 8, None, 1), (48, 512, 32, 4), (1000, 64, 16, 16)])
+@pytest.mark.parametrize(("rows", "columns", "side", "warps"), [(48, 8, None, 2), (48, 512, 32, 4), (1000, 64, 16, 16)])
 def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int, side: int | None, warps: int) -> None:
     """Sums of 16 products for each of 48 x 8 elements took 26 s to compile for a warp with a tile of 64 x 32."""
 
@@ -121,6 +121,34 @@ def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int,
     assert kernel.tiling is not None
     assert [(dict(c.blocks).get("XBLOCK"), c.num_warps) for c in kernel.tiling.configs[:1]] == [(side, warps)]
     assert all(c.num_warps <= 16 for c in kernel.tiling.configs)
+
+
+@pytest.mark.parametrize("fn", [torch.exp, torch.softmax, torch.sum], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_that_takes_no_longer_than_its_launch_has_one_config(
+    fn: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    """No other can be told to be faster, and each costs compile time. Sizes that vary may be large in another call."""
+
+    def configs(rows: int, *, dynamic: bool = False) -> int:
+        x = torch.empty(rows, 1024, dtype=dtype, device="meta")
+        program = lowered(lambda x: fn(x) if fn is torch.exp else fn(x, -1), x, dynamic=dynamic).program
+        (kernel,) = gpu_plan(on_gpu(program)).kernels
+        assert kernel.tiling is not None
+        return len(kernel.tiling.configs)
+
+    assert configs(512) == 1
+    assert configs(32768) > 1 and configs(512, dynamic=True) > 1
+
+
+def test_blocks_of_16_bits_are_tried_from_the_largest_on() -> None:
+    def blocks(dtype: torch.dtype) -> list[int]:
+        x = torch.empty(1 << 26, dtype=dtype, device="meta")
+        (kernel,) = gpu_plan(on_gpu(lowered(torch.exp, x).program)).kernels
+        assert kernel.tiling is not None
+        return [dict(config.blocks)["XBLOCK"] for config in kernel.tiling.configs]
+
+    assert blocks(torch.bfloat16) == [2048, 1024, 512] and blocks(torch.float32) == [1024, 512, 2048]
 
 
 def test_what_all_neighbours_read_alike_does_not_make_them_rows() -> None:

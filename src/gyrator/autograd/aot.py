@@ -47,8 +47,7 @@ def aot_compile(
     lazy_backward: bool = False,
     fuses: bool = True,
 ) -> Callable[..., Any]:
-    """A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients. Arguments and
-    errors are those of `aot_program`."""
+    """A callable that behaves as `gm`: values, aliasing, mutation, gradients. Arguments, errors: see `aot_program`."""
     traced = aot_program(
         gm,
         example_inputs,

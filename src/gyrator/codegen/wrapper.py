@@ -385,8 +385,7 @@ class _Wrapper:
             self.emit(f"del {name}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
-        """A symbol that is a size of a result is read there; the others are the results that are numbers. Code counts
-        on its bounds, so they are checked."""
+        """A symbol is read as a size of a result, or is a number among them. Code counts on its bounds: it checks."""
         left = list(numbers)
         for size in extern.scalars:
             texts = [(f"{where}.shape", value.shape) for value, where in found.items()]

@@ -66,8 +66,7 @@ class Builder:
         self, symbols: Symbols, draws: int = 0, computed: frozenset[torch.dtype] = COMPUTED, *,
         deterministic: bool = False,
     ) -> None:  # fmt: skip
-        """``draws``: how many random tensors the program may draw at most. ``computed``: the dtypes of nests.
-        ``deterministic``: torch's mode."""
+        """``draws``: the most random tensors drawn; ``computed``: dtypes of nests; ``deterministic``: torch's mode."""
         self.symbols, self.computed, self.deterministic = symbols, computed, deterministic
         self.nodes: list[Node] = []
         self.fallbacks: list[str] = []

@@ -42,8 +42,7 @@ Tuned = Callable[[str, Sequence[Candidate], bool], None]
 
 # -- coordinate descent --------------------------------------------------------------------------------------
 def neighbours(config: Config, room: Mapping[str, int]) -> Iterator[Config]:
-    """Configs with one number changed: a block of which there is ``room``, doubled or halved; so warps, up to 32; or
-    one stage more or less, up to 4."""
+    """Configs with a block (if there is ``room``) or the warps (to 32) doubled or halved, or a stage more or less."""
     for k, (name, size) in enumerate(config.blocks):
         for new in (2 * size, size // 2):
             if 1 <= new <= room.get(name, 0):

@@ -32,6 +32,8 @@ SUMS, SUMS_OF_ROWS = 80, 28
 STREAMED = range(1 << 25, (1 << 28) + 1)
 """Bytes of values of which an L2 cache of 50 MiB keeps too little for a second read; hints slow larger ones down."""
 SHORT_COLUMN = 512
+LITTLE = 1 << 25
+"""Bytes that a kernel moves while another is launched: none of its configs can be told to be the fastest."""
 WARP = 32
 
 
@@ -42,6 +44,12 @@ class _Walk:
     grid: tuple[Axis, ...]
     rows: dict[Axis, tuple[Loop, ...]]
     accesses: tuple[tuple[Index, int], ...]
+
+    @property
+    def is_little(self) -> bool:
+        """Whether a launch moves LITTLE; sizes that are not known may be large."""
+        fixed = all(axis.extent.value is not None for axis in (*self.grid, *self.rows))
+        return fixed and sum(size * _reached(position) for position, size in self.accesses) <= LITTLE
 
 
 def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
@@ -72,8 +80,9 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
     *_, last = walk.grid
     if len(walk.grid) == 1:
         many = len(walk.accesses) > MANY_ACCESSES * (1 if _item(walk) > 2 else 4)
-        sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (512, 256, 1024) if many else (1024, 512, 2048)
-        configs = [Config((("XBLOCK", n),), 4) for n in sizes]
+        sizes = [512, 256] if points <= 512 * 4 * gpu.processors else [512, 256, 1024] if many else [1024, 512, 2048]
+        sizes.sort(key=lambda n: -n if _item(walk) <= 2 else 0)
+        configs = [Config((("XBLOCK", n),), 4) for n in (sizes[:1] if walk.is_little else sizes)]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
     shapes: list[tuple[int, ...]] = [(side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32), (16, 4 * side)]
@@ -99,6 +108,7 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
+    scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(power(at_most(a.extent)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
@@ -106,6 +116,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
+            pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else pairs
             if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif not columns and _walks_columns(walk, 2):
@@ -131,7 +142,6 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
         configs.append(Config(tuple(sizes), warps))
     tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
     tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
-    scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
     category = "scan" if scans else "persistent" if all(whole.values()) else "looped"
     return Tiling(tuple(tiles), tuple(dict.fromkeys(configs)), category)
 
@@ -206,14 +216,14 @@ def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
 
 def _looped_rows(row: int) -> list[tuple[int, int, int]]:
     """(rows, block of a row, warps)."""
-    return [(1, min(max(row, 16), block), warps) for block, warps in ((8192, 8), (4096, 8), (16384, 32))]
+    return [(1, min(max(row, 16), block), warps) for block, warps in ((2048, 4), (4096, 16), (8192, 8))]
 
 
 def _looped_columns(row: int, points: int, *, again: bool) -> list[tuple[int, int, int]]:
     """(columns, block of them, warps). What is read ``again`` is little, so that the cache still has it. Of few
     columns, or few rows as partial sums are, a program takes fewer, so that there are more programs; it takes
     microseconds, in which no other shape can be told to be faster."""
-    shapes = [(32, 128, 16), (64, 64, 8)] if again else [(64, 64, 8), (128, 32, 8), (32, 64, 4)]
+    shapes = [(32, 128, 16), (64, 64, 8)] if again else [(64, 32, 8), (32, 128, 16), (32, 64, 4)]
     if points < 64 * FEW_PROGRAMS or row <= SHORT_COLUMN:
         many = points >= 128 * FEW_PROGRAMS
         shapes = [(32, 64, 4)] if many else [(16, 256, 8)] if points >= 32 * FEW_PROGRAMS else [(8, 1024, 16)]
@@ -243,13 +253,17 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count."""
     weights = [0, 0]
     for position, size in walk.accesses:
-        last = upper(position)
-        span = 1 << 62 if last is None else volume((last + 1,))
-        weight = size * min(iterations(position.axes()), span)
+        weight = size * _reached(position)
         rows = () if any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:]) else walk.rows
         for kind, axes in enumerate((rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
     return weights[1] * share > weights[0]
+
+
+def _reached(position: Index) -> int:
+    """How many places an access has, about."""
+    last, count = upper(position), iterations(position.axes())
+    return count if last is None else min(count, volume((last + 1,)))
 
 
 def _reading_alike(position: Index, axis: Axis) -> int:
