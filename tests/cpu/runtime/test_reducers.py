@@ -143,6 +143,15 @@ def test_variance_does_not_cancel(mode: str, lanes: int) -> None:
     assert abs(run(library, "Welford", x)[1] - exact) < 1e-4 * exact
 
 
+@pytest.mark.parametrize(("mode", "lanes"), LANES)
+def test_means_are_exact_to_a_fraction_of_what_rounding_an_element_costs(mode: str, lanes: int) -> None:
+    """Of filters that are standardised what is left of the mean is multiplied by the sum of all activations."""
+    library = load(source(lanes), mode)
+    rows = torch.randn(100, 1024, generator=torch.Generator().manual_seed(0))
+    wrong = torch.stack([run(library, "Welford", row)[0] - row.double().mean() for row in rows])
+    assert wrong.square().mean().sqrt() < 1e-8
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_lane_wise_reducers_keep_the_lanes(mode: str) -> None:
     text = """extern "C" void columns(float* y, const float* x, int64_t rows, int64_t n) {

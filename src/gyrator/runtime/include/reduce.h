@@ -211,20 +211,21 @@ template <class T, int L> struct Moments {
     m2 = add(add(m2, other.m2), mul(mul(d, broadcast<L>(weight)), d));
   }
 };
-// Values come in chunks of 32, each summed around its own first value (so no cancellation when the mean is
-// large against the spread); chunks are merged in two levels.
+// Values come in chunks of 32, each summed around the mean of earlier ones, so that sums stay small and nothing
+// cancels when the mean is large against the spread; chunks are merged in two levels. The first has four values,
+// around the first of them, of which 32 would add up to many times their spread; the next ones 8 and 16.
 template <class T, int L> struct VChunks {
   Moments<T, L> total, middle;
   Vec<T, L> shift = broadcast<L>(T(0)), sum = broadcast<L>(T(0)), squares = broadcast<L>(T(0));
-  int64_t pending = 0;
+  int64_t pending = 0, full = 4;
 
   GY_FN void update(Vec<T, L> v) {
-    if (pending == 0) shift = v;
+    if (pending == 0) shift = middle.count > 0 ? middle.mean : total.count > 0 ? total.mean : v;
     const auto d = sub(v, shift);
     sum = add(sum, d);
     if constexpr (register_bytes > 0) squares = fma(d, d, squares);
     else squares = add(squares, mul(d, d));
-    if (__builtin_expect(++pending == 32, 0)) flush();
+    if (__builtin_expect(++pending == full, 0)) flush();
   }
   GY_FN Moments<T, L> result() const {
     Moments<T, L> r = total;
@@ -245,6 +246,7 @@ template <class T, int L> struct VChunks {
     middle.merge(chunk());
     sum = squares = broadcast<L>(T(0));
     pending = 0;
+    full = full < 32 ? 2 * full : 32;
     if (middle.count < 32 * 32) return;
     total.merge(middle);
     middle = {};
