@@ -129,8 +129,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
         again = any(_read_again(a, walk.rows[a]) for a in whole)
         shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
         if sums := max(_sums(loop) for loops in walk.rows.values() for loop in loops):
-            most = (SUMS if columns else SUMS_OF_ROWS) * WARP // sums  # elements of a warp
-            shapes = [(x, max(min(block, power(most * warps // x + 1) // 2), 1), warps) for x, block, warps in shapes]
+            most, tried = (SUMS, shapes) if columns else (SUMS_OF_ROWS, shapes[1:])
+            most = most * WARP // sums  # elements of a warp
+            shapes = [(x, max(min(n, power(most * warps // x + 1) // 2), 1), warps) for x, n, warps in tried]
     if not walk.grid:
         shapes = [(1, block, warps) for _, block, warps in shapes]
     tiled = any(x > 1 for x, _, _ in shapes)
