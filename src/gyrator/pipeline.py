@@ -98,8 +98,7 @@ class Process:
         return open_stores(session, self.scratch, remote)
 
     def runtime(self, ready: GraphCompiled, pool: Pool, tuned: Tuned, note: Note | None = None) -> Runtime:
-        """What a compiled graph's wrapper is bound to, with the stores and workers that GPU kernels share; the options
-        say whether it takes memory from `pool`."""
+        """What a graph's wrapper is bound to, with what GPU kernels share; options say if it uses `pool`."""
         session, folder, moved = ready.session, ready.entry.folder, ready.moved
         kernels, config = self.stores(session).kernels, session.config
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)

@@ -45,8 +45,7 @@ def validated(
     pending = [True]
 
     def levels(args: Sequence[Any]) -> Iterator[Level]:
-        """On copies of the arguments, with the same random seed. A graph that draws random numbers is left out:
-        torch's operators draw others than kernels do."""
+        """On copies of the arguments, with the same seed; but for graphs that draw: operators draw other numbers."""
         if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
             yield _call_level("the ATen graph", interpret(graph, args, info), args, info)
         for name, program in stages:

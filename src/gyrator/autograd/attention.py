@@ -87,8 +87,7 @@ class Masks:
         return (), given
 
     def _before_copies(self, x: Tensor) -> Tensor | None:
-        """Keys or values on a CPU before they were copied for each head that shares them. None if they were not, or
-        something writes into memory since."""
+        """Keys or values on a CPU before they were copied for heads that share them; None if not, or written since."""
         chain: list[Any] = [self._makers.get(id(x), (None,))[0]]
         for name in ("reshape", "expand"):
             if not isinstance(chain[-1], Node) or name_of(chain[-1]) != name or not chain[-1].args:

@@ -168,6 +168,13 @@ def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options
         return tuple([None if wide is None else wide.to(x.dtype) for wide in found])
     *layout, (of_input, of_weight, of_bias) = options
     stride, padding, dilation, transposed, _, groups = layout
+    points = max(w.shape[2:]) == 1 < max(stride) and groups == 1 and not (transposed or max(padding))
+    if points and of_weight and w.shape[1] < 16 and x.is_cpu and x.dtype == torch.float32:
+        # here oneDNN writes beyond the memory of the filters' gradient, where channels are neighbours
+        rest = aten.convolution_backward.default(g, x, w, biases, *layout, [of_input, False, of_bias])
+        for dim, step in enumerate(stride, 2):
+            x = aten.slice.Tensor(x, dim, None, None, step)
+        return rest[0], (g.flatten(2) @ x.flatten(2).mT).sum(0).view_as(w), rest[2]
     filters = w.shape[0]
     depthwise = type(filters) is int and filters <= MOST_FILTERS * groups and w.shape[1] == 1 and not transposed
     turned = of_input and depthwise and (max(stride) == 1 or max(dilation) == 1)

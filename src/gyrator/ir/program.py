@@ -184,8 +184,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A size computed at the start of a call, by a Python expression: over other sizes, or what ``shape[0]`` or
-    ``stride(1)`` of the input ``source`` is."""
+    """A size computed at the start of a call: of sizes, or ``shape[0]`` or ``stride(1)`` of the input ``source``."""
 
     size: Size
     source: str

@@ -29,8 +29,7 @@ MOST_RECORDINGS, MOST_SEEN = 64, 1024
 
 
 def recordable(plan: Plan, info: GraphInfo) -> bool:
-    """Whether calls of a plan can be recorded: all its work is on the GPU, it reads no number back, and it writes
-    into no input but parameters and buffers."""
+    """Whether calls can be recorded: all on the GPU, no number read, no input but parameters and buffers written."""
     externs = [step.extern for step in plan.steps if isinstance(step, Call)]
     named = [*plan.outputs, *(arg for extern in externs for arg in arguments(extern))]
     numbers = any(g.number for g in plan.inputs) or any(e.scalars for e in externs)

@@ -42,8 +42,7 @@ class Stores:
 
 
 def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Stores:
-    """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe, and where it takes no
-    more (it is read-only, or its disk full)."""
+    """The stores in the user's folder; in `scratch` if that is not wanted, not safe, read-only, or its disk is full."""
 
     def opened(root: Path) -> Stores:
         programs, graphs, kernels, times = (Store(root, kind, remote, partial(spare, kind)) for kind in KINDS)

@@ -125,8 +125,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
 
 
 def _even(joint: Axes, wanted: int, run: int) -> Cut | None:
-    """Equal parts, about as many as wanted: of one axis, or of several as one where no single one will do. Parts of the
-    last axis have ``run`` iterations at least."""
+    """Equal parts, about as many as wanted, of an axis or several as one; the last has ``run`` iterations or more."""
     for axes, aligned in (*(((a,), True) for a in joint), (joint, False)) if wanted >= 2 else ():
         found = even_cut(axes, wanted, range(max(wanted // 2, 2), 2 * wanted + 1), aligned=aligned)
         if found is not None and (axes != joint[-1:] or volume((found.step,)) >= run):

@@ -36,8 +36,7 @@ Shape = tuple[Index, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Longer:
-    """A whole value as a vector or matrix; the sides that it gets, and the value's shape then. ``way`` is -1 if the
-    value's last dimension is the rows, else 1."""
+    """A whole value as a vector or matrix, its new sides and shape. ``way`` is -1 if its last dimension is the rows."""
 
     view: View
     way: int

@@ -74,6 +74,23 @@ def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
         assert decomposed(g, at, rows, -1, False) == (NotImplemented if whole else "apart")
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("mask", [[False, True, False], [True, True, True]], ids=str)
+def test_gradients_of_filters_of_a_point_in_steps_are_products(mask: list[bool], layout: torch.memory_format) -> None:
+    """oneDNN's write beyond their memory (2 x 3 x 224 x 224 in channels-last float32, 64 filters, steps of 2)."""
+    decomposed = decomposition_table()[aten.convolution_backward.default]
+    x, w = torch.randn(2, 3, 23, 22).to(memory_format=layout), torch.randn(5, 3, 1, 1)
+    g = torch.randn(2, 5, 12, 8).to(memory_format=layout)
+    options = ([2, 3], [0, 0], [1, 1], False, [0, 0], 1, mask)
+    found = decomposed(g, x, w, [5], *options)
+    exact = aten.convolution_backward(g.double(), x.double(), w.double(), [5], *options)
+    for got, eager, wide in zip(found, aten.convolution_backward(g, x, w, [5], *options), exact, strict=True):
+        assert (got is None) == (wide is None) or not mask[0]
+        if wide is not None:
+            assert_matches(got, eager, wide)
+    assert decomposed(g, x, w, [5], [2, 3], [0, 0], [1, 1], False, [0, 0], 1, [True, False, True]) is NotImplemented
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("shape", "padding"), [((4, 33), -1), ((4, 33), 3), ((64,), -1), ((), -1), ((0, 3), -1)], ids=str

@@ -71,8 +71,7 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
 
 
 def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
-    """Forward's numbers that are symbols which sizes of `nodes` mention and no size of a `given` node is alone; new
-    ones where only tensors have them."""
+    """Forward's numbers that are symbols in sizes of `nodes`, but no size of `given`; new ones if tensors have them."""
     readable = {size for node in given for size in sizes_of(node)}
     mentioned = free_symbols([value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)])
     table = SymbolTable(joint.graph)
