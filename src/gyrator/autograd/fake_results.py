@@ -291,7 +291,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
         x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)
     ),
-    **{op: partial(counted_from_0, op) for op in overloads("linalg_vector_norm")},
+    aten.linalg_vector_norm.default: partial(counted_from_0, aten.linalg_vector_norm.default),
     aten.roll.default: _roll,
     aten.slice.Tensor: _slice,
     aten._unique.default: _unique,

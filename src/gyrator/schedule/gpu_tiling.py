@@ -81,7 +81,8 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
     if len(walk.grid) == 1:
         many = len(walk.accesses) > MANY_ACCESSES * (1 if _item(walk) > 2 else 4)
         sizes = [512, 256] if points <= 512 * 4 * gpu.processors else [512, 256, 1024] if many else [1024, 512, 2048]
-        sizes.sort(key=lambda n: -n if _item(walk) <= 2 else 0)
+        if _item(walk) <= 2:
+            sizes.sort(reverse=True)
         configs = [Config((("XBLOCK", n),), 4) for n in (sizes[:1] if walk.is_little else sizes)]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32

@@ -58,20 +58,33 @@ def test_stays_whole(op: str, function: Callable[..., Any], args: tuple[Any, ...
 
 
 @pytest.mark.parametrize(
-    ("number", "rows", "dtype", "whole"),
+    ("number", "rows", "dtype", "way"),
     [
-        (256, 8192, torch.bfloat16, True), (4097, 8192, torch.bfloat16, False), (1024, 32768, torch.float16, True),
-        (50000, 99999, torch.float16, False), (256, 8192, torch.float32, False),
+        (256, 8192, torch.bfloat16, NotImplemented), (257, 8192, torch.bfloat16, "narrow"),
+        (1024, 32768, torch.float16, NotImplemented), (1025, 99999, torch.float16, "narrow"),
+        (4096, 8192, torch.bfloat16, "narrow"), (4097, 8192, torch.bfloat16, "apart"),
+        (256, 8192, torch.float32, "apart"),
     ],
+    ids=str,
 )  # fmt: skip
 def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
-    number: int, rows: int, dtype: torch.dtype, whole: bool, monkeypatch: pytest.MonkeyPatch
+    number: int, rows: int, dtype: torch.dtype, way: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of more, if at most of half of the rows, the table alone is made: narrow, and first of all."""
+
+    def table(*_: object) -> Tensor:
+        raise RuntimeError("narrow")
+
     monkeypatch.setattr(decompositions, "_EMBEDDING", lambda *_: "apart")
+    monkeypatch.setattr(Tensor, "new_zeros", table)
     decomposed = decomposition_table()[aten.embedding_dense_backward.default]
     with FakeTensorMode():
         g, at = (torch.empty(number, *side, dtype=d, device="cuda") for side, d in (((8,), dtype), ((), torch.int64)))
-        assert decomposed(g, at, rows, -1, False) == (NotImplemented if whole else "apart")
+        if way == "narrow":
+            with pytest.raises(RuntimeError, match="narrow"):
+                decomposed(g, at, rows, -1, False)
+        else:
+            assert decomposed(g, at, rows, -1, False) == way
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -85,7 +98,7 @@ def test_gradients_of_filters_of_a_point_in_steps_are_products(mask: list[bool],
     found = decomposed(g, x, w, [5], *options)
     exact = aten.convolution_backward(g.double(), x.double(), w.double(), [5], *options)
     for got, eager, wide in zip(found, aten.convolution_backward(g, x, w, [5], *options), exact, strict=True):
-        assert (got is None) == (wide is None) or not mask[0]
+        assert (got is None) == (wide is None)
         if wide is not None:
             assert_matches(got, eager, wide)
     assert decomposed(g, x, w, [5], [2, 3], [0, 0], [1, 1], False, [0, 0], 1, [True, False, True]) is NotImplemented
