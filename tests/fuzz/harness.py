@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from tests.acceptance import Expected, expect, metadata_mismatch
@@ -132,7 +133,7 @@ def _is_of_fake_strides(program: Program, message: str) -> bool:
     function, arguments = define(program.source("program"), "program"), program.make_arguments()
     with torch.no_grad():
         real = function(*prepared(arguments))
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:
             fake = function(*pytree.tree_map_only(torch.Tensor, mode.from_tensor, prepared(arguments)))
     pairs = zip(pytree.tree_leaves(fake), pytree.tree_leaves(real), strict=True)
     found = [metadata_mismatch(f, r) for f, r in pairs if isinstance(r, torch.Tensor)]

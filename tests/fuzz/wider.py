@@ -252,7 +252,7 @@ def moving(s: Scope) -> str:
         f"{x}.clone().as_strided(({numel},), (1,)) * 2",
         f"{x}.tile(2, 1)",
         f"torch.block_diag({x}, {x})",
-        f"torch.kron({x}, {x})",
+        f"torch.kron({x} * 1, {x} * 1)",  # of copies: eager does not notice that what kron saves was overwritten
         f"{x}.expand(3, *{x}.shape).transpose(0, {d}).reshape(-1)",
         f"torch.cartesian_prod({x}.flatten()[:4], {x}.flatten()[:3])",
         f"torch.tensordot({x}.float(), {x}.float(), {len(shape)})",
