@@ -17,6 +17,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, dict[str, int]]] = {
     "with holes": ((2, 24, 20, 20), 3, {"padding": 2, "dilation": 2}),
     "a sequence": ((2, 80, 300), 4, {"padding": 3}),
     "volumes": ((2, 16, 6, 7, 8), 3, {"padding": 1}),
+    "large, in steps, two filters for a channel": ((64, 128, 28, 28), 7, {"padding": 3, "stride": 2, "filters": 2}),
     "two filters for a channel": ((4, 32, 28, 27), 3, {"padding": 1, "filters": 2}),
 }
 

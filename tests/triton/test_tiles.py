@@ -108,16 +108,19 @@ def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_s
         assert sides.count(["YBLOCK", "XBLOCK"]) == copies
 
 
-@pytest.mark.parametrize(("rows", "columns", "side", "warps"), [(48, 8, None, 2), (48, 512, 32, 4), (1000, 64, 16, 16)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "side", "warps"), [(48, 8, None, 2), (48, 512, 32, 4), (1000, 64, 16, 16), (1568, 32768, 64, 8)]
+)
 def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int, side: int | None, warps: int) -> None:
-    """Sums of 16 products for each of 48 x 8 elements took 26 s to compile for a warp with a tile of 64 x 32."""
+    """Sums of 16 products for each of 48 x 8 elements took 26 s to compile for a warp with a tile of 64 x 32. Rows of
+    1,568, each kept whole, spilled 1,300 registers of a thread: 3.36 ms in FastViT's training on an H200, looped 0.30."""
 
     def sums(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         y = x * sum(p[:, :, j] * q[j].t().sigmoid() for j in range(12))
         return y, y.sum(0)
 
-    args = torch.empty(rows, columns), torch.empty(rows, columns, 12), torch.empty(12, columns, rows)
-    (kernel,) = gpu_plan(on_gpu(lowered(sums, *args).program)).kernels
+    args = [torch.empty(s, device="meta") for s in ((rows, columns), (rows, columns, 12), (12, columns, rows))]
+    kernel, *_ = gpu_plan(on_gpu(lowered(sums, *args).program)).kernels
     assert kernel.tiling is not None
     assert [(dict(c.blocks).get("XBLOCK"), c.num_warps) for c in kernel.tiling.configs[:1]] == [(side, warps)]
     assert all(c.num_warps <= 16 for c in kernel.tiling.configs)

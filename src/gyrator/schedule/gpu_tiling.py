@@ -108,8 +108,11 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 # -- rows --------------------------------------------------------------------------------------------------
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
-    columns = bool(walk.grid) and not mixed and _walks_columns(walk)
     scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
+    each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048  # elements of a warp that crosses rows
+    crossed = bool(walk.grid) and not mixed and _walks_columns(walk, 2)
+    large = points >= 64 * FEW_PROGRAMS and not scans and any(power(at_most(a.extent)) > each for a in walk.rows)
+    columns = crossed and (large or _walks_columns(walk))
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(power(at_most(a.extent)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
@@ -120,8 +123,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else pairs
             if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
-            elif not columns and _walks_columns(walk, 2):
-                each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048
+            elif crossed and not columns:
                 tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
                 pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
         shapes = [(x, 0, warps) for x, warps in pairs]
@@ -217,8 +219,9 @@ def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
 
 
 def _looped_rows(row: int) -> list[tuple[int, int, int]]:
-    """(rows, block of a row, warps)."""
-    return [(1, min(max(row, 16), block), warps) for block, warps in ((2048, 4), (4096, 16), (8192, 8))]
+    """(rows, block of a row, warps). Few long rows are read at a time, so that a cache has them for a second read."""
+    large = (16384, 32) if row > 1 << 15 else (8192, 8)
+    return [(1, min(max(row, 16), block), warps) for block, warps in ((2048, 4), (4096, 16), large)]
 
 
 def _looped_columns(row: int, points: int, *, again: bool) -> list[tuple[int, int, int]]:
