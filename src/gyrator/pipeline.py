@@ -222,9 +222,7 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
 
 
 def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequence[Choice]) -> Pending:
-    """plan → kernels and wrapper, which are on their way; what waits for them stores and loads them.
-
-    Raises: ToolchainMissing."""
+    """plan → kernels and wrapper on their way; what waits for them stores and loads them. Raises: ToolchainMissing."""
     session, info, plan = task.session, task.info, scheduled.plan
     given = lowered.constants
     constants = {**given, **{p.value.name: panels_of(given[p.key], *p.layout) for p in scheduled.packings}}

@@ -113,7 +113,7 @@ def test_long_rows_across_memory_are_reduced_as_they_lie_where_the_result_lies_s
 )
 def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int, side: int | None, warps: int) -> None:
     """Sums of 16 products for each of 48 x 8 elements took 26 s to compile for a warp with a tile of 64 x 32. Rows of
-    1,568, each kept whole, spilled 1,300 registers of a thread: 3.36 ms in FastViT's training on an H200, looped 0.30."""
+    1,568, each kept whole, spilled 1,300 registers of a thread: 3.36 ms in FastViT's training (H200), looped 0.30."""
 
     def sums(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         y = x * sum(p[:, :, j] * q[j].t().sigmoid() for j in range(12))

@@ -60,8 +60,7 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True, frozen: bool =
     """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward. If it
     `fuses`, attention that is written out becomes an operator. Parameters that are `frozen` may be joined.
 
-    Raises: UnsupportedOperator for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
-    input while its backward runs."""
+    Raises: UnsupportedOperator for a program with `set_` or `resize_`, or that mutates an input in its backward."""
     build = GraphBuilder(FakeResults(inputs.mode))
     recorder = Recorder(build)
     with ExitStack() as stack:

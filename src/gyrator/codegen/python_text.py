@@ -72,9 +72,7 @@ _PLAIN = (torch.float32, torch.int32, torch.bool)
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """The element type's name in Triton.
-
-    Raises: UnsupportedInput for a type that kernels do not handle."""
+    """The element type's name in Triton. Raises: UnsupportedInput for a type that kernels do not handle."""
     if dtype not in TYPES:
         raise UnsupportedInput(f"a tensor of {dtype} on a GPU")
     return TYPES[dtype]

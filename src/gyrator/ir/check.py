@@ -30,9 +30,7 @@ LOWERED, PREDICATED, SCHEDULED = ProgramSpec
 
 
 def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
-    """Check every rule of ``spec``.
-
-    Raises: InternalCheckError naming the first node that breaks a rule."""
+    """Check every rule of ``spec``. Raises: InternalCheckError naming the first node that breaks a rule."""
     _ProgramChecker(program, spec).run()
     if spec is SCHEDULED:
         _check_no_dead(program)

@@ -116,9 +116,7 @@ class Evaluator:
         return tensor[coords] if coords else tensor
 
     def coordinates(self, index: tuple[Index, ...], value: Value, guard: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Coordinates of ``value``, 0 where ``guard`` is false.
-
-        Raises: OutOfRange if one lies outside."""
+        """Coordinates of ``value``, 0 where ``guard`` is false. Raises: OutOfRange if one lies outside."""
         found = []
         for i, extent in zip(index, value.shape, strict=True):
             at = torch.as_tensor(self.index(i, guard), dtype=torch.int64)

@@ -21,9 +21,7 @@ Plot = dict[str, Any]
 
 
 def page(report: ReportData) -> str:
-    """The page.
-
-    Raises: ToolchainMissing without the package plotly."""
+    """The page. Raises: ToolchainMissing without the package plotly."""
     plotly = require("plotly", "offline")
     graphs = [
         {"number": n, "report": g, "seconds": g.kernel_seconds(), "diagram": Markup(diagram(g.record, f"#g{n}-"))}

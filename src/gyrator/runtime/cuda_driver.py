@@ -71,9 +71,7 @@ class CudaDriver:
 
 @cache
 def cuda_driver() -> CudaDriver:
-    """The driver of this machine.
-
-    Raises: DeviceUnsupported if it has none."""
+    """The driver of this machine. Raises: DeviceUnsupported if it has none."""
     try:
         return CudaDriver(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError) as problem:

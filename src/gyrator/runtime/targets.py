@@ -73,9 +73,7 @@ class Kernels:
     _waits: Sequence[Callable[[], Mapping[str, str | Path]]]
 
     def wait(self) -> dict[str, str | Path]:
-        """The files that the graph's folder needs, when they are there.
-
-        Raises: KernelBuildError, KeyboardInterrupt."""
+        """The files that the graph's folder needs, when they are there. Raises: KernelBuildError, KeyboardInterrupt."""
         return {name: file for wait in self._waits for name, file in wait().items()}
 
 

@@ -85,12 +85,11 @@ def with_defined_remainders(ir: str) -> str:
     time: addresses of ``row % 14`` had random upper halves."""
 
     def defined(found: re.Match[str]) -> str:
-        name, divided, count, kind, divisors = found.groups()
-        lanes = divisors.split(", ")
-        kept = ", ".join(f"i1 {lane != f'{kind} 1'}".lower() for lane in lanes)
-        others = ", ".join(f"{kind} 3" if lane == f"{kind} 1" else lane for lane in lanes)
+        name, remainder, count, kind, divisors = found.groups()
+        kept = ", ".join("i1 false" if lane.endswith(" 1") else "i1 true" for lane in divisors.split(", "))
         values = f"<{count} x {kind}> %all{name}, <{count} x {kind}> zeroinitializer"
-        return f"%all{name} = {divided}, <{others}>\n  %{name} = select <{count} x i1> <{kept}>, {values}"
+        others = re.sub(r" 1\b", " 3", divisors)
+        return f"%all{name} = {remainder}, <{others}>\n  %{name} = select <{count} x i1> <{kept}>, {values}"
 
     return _REMAINDERS.sub(defined, ir)
 

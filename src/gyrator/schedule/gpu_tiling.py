@@ -1,8 +1,7 @@
 """Tiles of a GPU kernel: which loops run in blocks, candidates for the block sizes, warps and stages.
 
-The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a
-program of its own, whole if it fits in the registers of a block of threads; of columns a program takes as
-many as fill a memory transaction."""
+The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a program of its
+own, whole if it fits in the registers of a block of threads; of columns a program takes what fills a transaction."""
 
 from collections import Counter
 from dataclasses import dataclass, replace

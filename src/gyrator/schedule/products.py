@@ -221,8 +221,7 @@ def product_of(call: Extern) -> Product | None:
 
 def _convolution(call: Extern, out: Value) -> Product | None:
     """Refuses (None) float32, which the library rounds to tf32 with less error than tensor cores do by themselves,
-    transposed and grouped convolutions, steps that are not given for each side as numbers, and images or filters whose
-    channels do not lie together."""
+    transposed and grouped ones, steps that are not numbers for each side, and channels that do not lie together."""
     images, filters, bias, stride, padding, dilation, transposed, _, groups = call.args
     if not isinstance(images, View) or not isinstance(filters, View) or transposed is not False or groups != 1:
         return None
