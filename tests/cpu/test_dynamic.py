@@ -492,3 +492,14 @@ def test_sizes_that_are_found_to_be_equal_after_forward_was_compiled(backend: st
 def test_one_hot_of_transposed_classes_lies_in_rows(backend: str, dynamic: bool) -> None:
     classes = torch.arange(24).reshape(3, 4, 2).transpose(0, 1) % 3
     check(lambda i: F.one_hot(i, 3), (classes,), backend=backend, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolution_has_as_many_groups_as_a_size_says(backend: str, transposed: bool) -> None:
+    def each(x: Tensor) -> Tensor:
+        filters = torch.linspace(-1, 1, 9).view(1, 1, 3, 3).repeat(x.shape[1], 1, 1, 1)
+        convolve = F.conv_transpose2d if transposed else F.conv2d
+        return convolve(x * 2, filters, groups=x.shape[1])
+
+    calls = [(torch.randn(2, channels, 9, 8, requires_grad=True),) for channels in (6, 5)]
+    assert count_compiles(each, calls, backend, dynamic=True) == 1

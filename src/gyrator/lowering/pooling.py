@@ -202,8 +202,7 @@ def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> 
 
 def _quotient(total: Expr, count: Index) -> Expr:
     """A sum over the number of its terms; integers are truncated, as in eager."""
-    division = "div" if total.dtype.is_floating_point else "truncdiv"
-    return op(division, total, number(count, total.dtype))
+    return op("div" if total.dtype.is_floating_point else "truncdiv", total, number(count, total.dtype))
 
 
 def _undilated(
@@ -232,21 +231,22 @@ _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
 )
 
 
-def _kernel(x: TensorRef, w: TensorRef, outputs: Index, groups: int) -> list[int]:
-    """The sides of filters of which on a GPU each channel has its own, one or few; none of others, or of large ones."""
+def _kernel(x: TensorRef, w: TensorRef, outputs: Index, groups: int | Index) -> tuple[list[int], int]:
+    """Sides of filters of which on a GPU each channel has its own, and how many; none of others, or of large ones."""
     kernel, filters = [side.value or LARGEST_FILTER + 1 for side in w.shape[2:]], w.shape[0].value or 0
     depthwise = x.device.type == "cuda" and x.shape[1].value == groups and outputs.value == filters
-    return kernel if depthwise and filters <= MOST_FILTERS * groups and prod(kernel) <= LARGEST_FILTER else []
+    several = filters // groups if depthwise and isinstance(groups, int) else 0
+    return (kernel, several) if 0 < several <= MOST_FILTERS and prod(kernel) <= LARGEST_FILTER else ([], 0)
 
 
 def _depthwise(
     b: Builder, out: Meta, x: TensorRef, w: TensorRef, bias: TensorRef | None, stride: list[int], padding: list[int],
-    dilation: list[int], transposed: bool, _: list[int], groups: int,
+    dilation: list[int], transposed: bool, _: list[int], groups: int | Index,
 ) -> Any:  # fmt: skip
     """A convolution of as many groups as channels, y[b, c, o] = Σ_r x[b, ⌊c/m⌋, stride·o − padding + dilation·r]w[c, r]
     with m filters for each. A transposed one, as is the gradient of the input, asks the other way round which filters
     reach an element. Refuses transposed ones of steps and holes, and where the library is faster."""
-    kernel, rank, several = _kernel(x, w, out.shape[1], groups), x.rank - 2, (w.shape[0].value or 0) // groups
+    (kernel, several), rank = _kernel(x, w, out.shape[1], groups), x.rank - 2
     stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
     if not kernel or bias is not None or not all(isinstance(n, int) for n in (*stride, *dilation)):
         return NotImplemented
@@ -277,12 +277,12 @@ def _depthwise(
 
 def _filters_gradient(
     b: Builder, out: tuple[None, Meta, None], g: TensorRef, x: TensorRef, w: TensorRef, bias: object, stride: list[int],
-    padding: list[int], dilation: list[int], transposed: bool, _: list[int], groups: int, mask: list[bool],
+    padding: list[int], dilation: list[int], transposed: bool, _: list[int], groups: int | Index, mask: list[bool],
 ) -> Any:  # fmt: skip
     """Such a convolution's, if it alone is asked for: dw[c, r] = Σ_bo g[b, c, o]·x[b, ⌊c/m⌋, stride·o − padding + …].
     The sums of a row of a filter are siblings, which read together. Refuses filters for which the library is faster,
     one for a channel, in 16 bits up to 7 x 7, else 3 x 3, if channels are neighbours."""
-    kernel, rank, several = _kernel(x, w, g.shape[1], groups), x.rank - 2, (w.shape[0].value or 0) // groups
+    (kernel, several), rank = _kernel(x, w, g.shape[1], groups), x.rank - 2
     stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
     small = several == 1 and prod(kernel) < (IN_LIBRARY.stop if x.dtype.itemsize == 2 else 10)
     if not kernel or (small and x.value.strides[1:2] == (ONE,)) or transposed or list(mask) != [False, True, False]:
