@@ -181,12 +181,12 @@ def _check_range(c: Index, extent: Index) -> str | None:
 
 
 def _reaches_its_bounds(index: Index) -> bool:
-    """Whether interval bounds are attained: a monomial has at most one axis, and nothing else varies."""
+    """Whether interval bounds are attained: at most one axis in a monomial, the rest and extents sizes."""
     for monomial, _ in index.terms:
-        axes = [atom for atom in monomial if isinstance(atom, Axis)]
-        if len(axes) > 1 or not all(isinstance(atom, Axis | Size) for atom in monomial):
-            return False
-        if any(axis.extent.value is None and not is_nonnegative(axis.extent - 1) for axis in axes):
+        extents = [atom.extent for atom in monomial if isinstance(atom, Axis)]
+        atoms = [*monomial, *(atom for extent in extents for term, _ in extent.terms for atom in term)]
+        simple = len(extents) <= 1 and all(isinstance(atom, Axis | Size) for atom in atoms)
+        if not simple or any(e.value is None and not is_nonnegative(e - 1) for e in extents):
             return False
     return True
 

@@ -11,7 +11,7 @@ import torch
 from gyrator.errors import InternalCheckError
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref
-from gyrator.ir.index import ZERO, Axis, Indirect, Size
+from gyrator.ir.index import ZERO, Axis, Index, Indirect, Size
 from gyrator.ir.index import const as number
 from gyrator.ir.program import Extern, Input, Nest, Node, Pointwise, Program, Reduce, Root, Scan, Scatter, Update, View
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store
@@ -132,6 +132,21 @@ def test_out_of_range_is_fine_under_a_mask_or_in_no_iteration() -> None:
         check_program(pointwise(body))
     empty = axis("i1", 0)
     check_program(program(Nest((value("y", 4, 0),), (ROWS, empty), Pointwise(load(X, ROWS, empty.index() + 9)))))
+
+
+def test_an_extent_may_be_less_than_its_bound() -> None:
+    """A guard may say that the chunks of a padded sequence have 64 elements, which bounds do not tell."""
+    size, w = Size("n", 2), value("w", 64)
+    n = size.index()
+
+    def read(extent: Index) -> Program:
+        rows = axis("i0", extent)
+        copied = Nest((value("y", extent),), (rows,), Pointwise(load(w, rows)))
+        return Program("p", (Input(w), Input(size=size)), (copied,), ())
+
+    check_program(read(n + (number(64) - n % number(64)) % number(64)))
+    with pytest.raises(InternalCheckError, match="the extent is 64"):
+        check_program(read(n + 64))
 
 
 def test_the_same_load_outside_a_mask_is_still_checked() -> None:
