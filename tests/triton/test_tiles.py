@@ -144,6 +144,16 @@ def test_a_kernel_that_takes_no_longer_than_its_launch_has_one_config(
     assert configs(32768) > 1 and configs(512, dynamic=True) > 1
 
 
+def test_long_rows_are_tried_in_large_blocks_too() -> None:
+    """Few of them are read at a time: softmax in bfloat16 on an H200 took 0.395 ms without, 0.352 with."""
+    for columns, large in ((131072, (16384, 32)), (32769, (16384, 32)), (32768, (8192, 8))):
+        x = torch.empty(2048, columns, dtype=torch.bfloat16, device="meta")
+        (kernel,) = gpu_plan(on_gpu(lowered(lambda x: x.exp().sum(-1), x).program)).kernels
+        assert kernel.tiling is not None
+        tried = [(dict(c.blocks)["RBLOCK"], c.num_warps) for c in kernel.tiling.configs]
+        assert tried == [(2048, 4), (4096, 16), large]
+
+
 def test_blocks_of_16_bits_are_tried_from_the_largest_on() -> None:
     def blocks(dtype: torch.dtype) -> list[int]:
         x = torch.empty(1 << 26, dtype=dtype, device="meta")

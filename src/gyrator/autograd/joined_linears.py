@@ -23,7 +23,7 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     """Linear layers of a captured graph, by the first of them, whose parameters are inputs at positions in `frozen`.
 
     Between them is no other linear layer, so that no result waits long. Refuses where something writes into what they
-    read or make, what shares memory with a result, which has strides of its own, and layers half of autocast."""
+    read or make, what shares memory with a result, which has strides of its own, and layers autocast half converts."""
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
     writing = [node for node in graph.nodes if mutates(node) or isinstance(node.target, HigherOrderOperator)]
