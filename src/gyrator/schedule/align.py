@@ -121,7 +121,7 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
 def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index]) -> Unification | None:
     """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
 
-    Refuses (None) if a coordinate does not count its extent once, unless both count as far, or extents do not divide."""
+    Refuses (None) if a coordinate does not count its extent once, unless both count as far, or extents don't divide."""
     renaming = _renaming(left, right)
     if renaming is not None:
         return Unification(renaming, {})
