@@ -120,7 +120,7 @@ def test_threads_that_load_much_for_an_element_have_few(rows: int, columns: int,
         return y, y.sum(0)
 
     args = [torch.empty(s, device="meta") for s in ((rows, columns), (rows, columns, 12), (12, columns, rows))]
-    kernel, *_ = gpu_plan(on_gpu(lowered(sums, *args).program)).kernels
+    (kernel,) = gpu_plan(on_gpu(lowered(sums, *args).program)).kernels
     assert kernel.tiling is not None
     assert [(dict(c.blocks).get("XBLOCK"), c.num_warps) for c in kernel.tiling.configs[:1]] == [(side, warps)]
     assert all(c.num_warps <= 16 for c in kernel.tiling.configs)
