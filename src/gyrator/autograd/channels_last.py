@@ -214,8 +214,7 @@ class _Rewriter:
         self, user: Node, like: Node, op: OpOverload, args: Any, layout: torch.memory_format | None = None
     ) -> Node:
         """A new call before ``user``, of the same origin as ``like``, or as ``user`` where that is an input."""
-        meta = (user if like.op == "placeholder" else like).meta
-        self._build.origin = inherited(meta, (*ORIGIN_KEYS, "backward"))
+        self._build.origin = inherited((user if like.op == "placeholder" else like).meta, (*ORIGIN_KEYS, "backward"))
         kwargs = {} if layout is None else {"memory_format": layout}
         with self._build.graph.inserting_before(user):
             return self._build.call(op, args, kwargs)

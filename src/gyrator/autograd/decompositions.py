@@ -262,8 +262,7 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
     """round(x, decimals=2) → round(x·100)/100, round(x, decimals=-2) → round(x/100)·100."""
     scale, wide = 10.0 ** abs(decimals), _widen(x)
-    value = torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale
-    return value.to(x.dtype)
+    return (torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale).to(x.dtype)
 
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:

@@ -139,8 +139,7 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     of one shape that all lie in rows have a result in rows, also where channels could be said to lie last. Fake sums
     with a factor `alpha`, which changes neither type nor layout, lie otherwise than sums."""
     rank = max([x.ndim for x in args if isinstance(x, Tensor)], default=0)
-    lacks = [x.ndim and rank - x.ndim if isinstance(x, Tensor) else 0 for x in args]
-    given = zip(args, lacks, strict=True)
+    given = zip(args, [x.ndim and rank - x.ndim if isinstance(x, Tensor) else 0 for x in args], strict=True)
     full = [x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given]
     out = op(*full, **{key: arg for key, arg in kwargs.items() if key != "alpha"})
     tensors = [x for x in args if isinstance(x, Tensor)]

@@ -56,8 +56,7 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         weights = filled.softmax(-1).masked_fill(empty[..., None], 0.0)
         sums = filled.logsumexp(-1).masked_fill(empty, -math.inf) / math.log(2)
         maxima = scores.detach().amax(-1) / math.log(2)
-        out = weights.to(query.dtype) @ value.to(query.dtype)
-        return laid_out(out, (*query.stride()[:3], 0)), sums, maxima
+        return laid_out(weights.to(query.dtype) @ value.to(query.dtype), (*query.stride()[:3], 0)), sums, maxima
 
 
 def reads_of(args: Sequence[Any]) -> list[list[Any]]:

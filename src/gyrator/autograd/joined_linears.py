@@ -37,8 +37,7 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
             return node
         return x, weight.meta["example_value"].dtype, node.meta["example_value"].dtype, bias is None
 
-    layers = [node for node in graph.nodes if node.target is F.linear]
-    groups = [tuple(group) for _, group in groupby(layers, alike)]
+    groups = [tuple(group) for _, group in groupby([node for node in graph.nodes if node.target is F.linear], alike)]
     weights = {g: [_arguments(layer)[1].meta["example_value"] for layer in g] for g in groups if len(g) > 1}
     return {group[0]: group for group, tensors in weights.items() if sum(t.nbytes for t in tensors) <= MOST_BYTES}
 

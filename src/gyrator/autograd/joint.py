@@ -126,8 +126,7 @@ class _Fresh(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         if x.storage_offset() == 0:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        size = x.untyped_storage().nbytes() // x.element_size()
-        whole = torch.empty((size,), dtype=x.dtype, device=x.device)
+        whole = torch.empty((x.untyped_storage().nbytes() // x.element_size(),), dtype=x.dtype, device=x.device)
         return x.new_empty((0,)).set_(whole.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
     @staticmethod

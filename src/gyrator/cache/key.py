@@ -104,8 +104,7 @@ def differing(key: Key, others: Iterable[Mapping[str, object]]) -> tuple[str, ..
 def source_digest() -> str:
     """A digest of gyrator's own sources and headers: another compiler makes other code."""
     root = Path(__file__).resolve().parent.parent
-    paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".txt"))
-    return files_digest(*paths)
+    return files_digest(*sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".txt")))
 
 
 def _modes() -> str:

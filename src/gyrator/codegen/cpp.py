@@ -208,8 +208,7 @@ class Loops(Expressions):
         for value, flat, step in ((load.value, source, steps[2]), (store.value, target, steps[1])):
             ends.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
             ends.append(self.index(step or ZERO).text)
-        extents = [self.index(axis.extent).text for axis in (p, q)]
-        self.emit(f"gy::transpose_block({', '.join(ends + extents)});")
+        self.emit(f"gy::transpose_block({', '.join(ends + [self.index(axis.extent).text for axis in (p, q)])});")
         self.forget([store.value])
         return True
 
@@ -276,8 +275,7 @@ class Loops(Expressions):
         count = blocks["BLOCK_N"] if is_right and not along_k else count
         operand, steps = self.fresh("right" if is_right else "left"), (as_index(depth), ONE)
         to = Value("to", (outer.extent, inner.extent), view.value.dtype, steps if along_k else (ONE, as_index(count)))
-        lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
-        function = self._function("fill", to, (outer, inner), lanes, expr)
+        function = self._function("fill", to, (outer, inner), gcd(depth if along_k else count, _COMPUTED_LANES), expr)
         kind = f"{element}, {'true' if along_k else 'false'}, {count}, {depth}, decltype({function})"
         self.emit(f"const gy::Computed<{kind}> {operand}({function});")
         return operand

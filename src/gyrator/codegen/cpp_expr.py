@@ -23,6 +23,7 @@ from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, 
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
+from gyrator.ir.volume import at_most
 
 _LONGEST, _STEM = 32, 24  # of a name, but for its number; of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
@@ -234,7 +235,7 @@ class Expressions(Blocks[Term, Block]):
         terms = self.together([e.arg] if e.mask is None else [e.mask, e.arg], 50)
         text, vector = terms[-1].text, any(t.vector for t in terms)
         if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
-            zero = f"gy::broadcast<{self.width if vector else 1}>(int64_t(0))"
+            zero = f"gy::broadcast<{self.width if vector else 1}>({literal(0, e.dtype)})"
             text = f"gy::where({terms[0].text}, {text}, {zero})"
             size = self._positive(e.size)
         depth = max(size.depth, *(t.depth for t in terms))
@@ -275,7 +276,7 @@ class Expressions(Blocks[Term, Block]):
         fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
         at, moving = self.index(fixed), flat - fixed
         ends = self._first_and_last(moving) if loading else ""
-        offsets = self.vector_index(moving)
+        offsets = self.vector_index(moving, self._integer_for(moving))
         if ends:  # computed only where lanes do not lie beside each other
             offsets = replace(offsets, text=f"[=]() GY_INLINE {{ return {offsets.text}; }}")
         else:
@@ -421,30 +422,38 @@ class Expressions(Blocks[Term, Block]):
         return Term(name, depth, name=True)
 
     # -- indices as vectors --------------------------------------------------------------------------------
-    def vector_index(self, index: Index) -> Term:
-        """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane."""
+    def vector_index(self, index: Index, integer: str = "int64_t") -> Term:
+        """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane, or one of another ``integer``."""
         slope, rest = self._by_lanes(index)
         first, step = self.index(index - rest), self.index(slope)
         parts: list[Term] = []
         if slope.terms:
-            text = f"gy::iota<{self.width}>({first.text}, {step.text})"
+            text = f"gy::iota<{self.width}{', int32_t' * (integer == 'int32_t')}>({first.text}, {step.text})"
             parts.append(Term(text, max(first.depth, step.depth), vector=True))
         elif first.text != "0" or not rest.terms:
-            parts.append(self._spread(first, self.width))
-        parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
+            parts.append(self._spread(first, self.width, integer))
+        parts += [self._vector_monomial(monomial, c, integer) for monomial, c in rest.terms]
         return _combined("add", parts)
 
-    def _vector_monomial(self, monomial: tuple[Atom, ...], c: int) -> Term:
+    def _vector_monomial(self, monomial: tuple[Atom, ...], c: int, integer: str) -> Term:
         fixed = tuple(a for a in monomial if self._step(a) is ZERO)
-        factors = [self._vector_atom(a) for a in monomial if a not in fixed]
+        factors = [self._vector_atom(a, integer) for a in monomial if a not in fixed]
         factor = self.index(Index(((fixed, c),)))
-        return _combined("mul", factors if factor.text == "1" else [*factors, self._spread(factor, self.width)])
+        return _combined("mul", factors + [self._spread(factor, self.width, integer)] * (factor.text != "1"))
 
-    def _spread(self, index: Term, lanes: int) -> Term:
-        return Term(f"gy::broadcast<{lanes}>(int64_t({index.text}))", index.depth, vector=lanes > 1)
+    def _spread(self, index: Term, lanes: int, integer: str = "int64_t") -> Term:
+        return Term(f"gy::broadcast<{lanes}>({integer}({index.text}))", index.depth, vector=lanes > 1)
 
-    def _vector_atom(self, atom: Atom) -> Term:
+    def _integer_for(self, index: Index) -> str:
+        """``int32_t`` where all that varies but in steps is places of 32 bits, and no sum of them needs more."""
+        varying = [a for m, _ in self._by_lanes(index)[1].terms for a in m if self._step(a) is not ZERO]
+        fits = all(c > 0 for _, c in index.terms) and (at_most(index) or 1 << 31) < 1 << 31
+        return "int32_t" if varying and fits and all(map(_has_32_bits, varying)) else "int64_t"
+
+    def _vector_atom(self, atom: Atom, integer: str) -> Term:
         match atom:
+            case Indirect(Op("cast", (Checked() as place,))) if integer == "int32_t":
+                return replace(self.value(place), name=False)
             case FloorDiv(num, den) if (s := self._steps(num, den)) is not None:
                 first = self.index(atom.index())
                 return Term(f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})", first.depth, vector=True)
@@ -462,6 +471,12 @@ class Expressions(Blocks[Term, Block]):
             case Indirect(value):
                 return replace(self.value(value), name=False)
         return self.vector_index(atom.index())
+
+
+def _has_32_bits(atom: Atom) -> bool:
+    """Whether it is a place that was checked in 32 bits."""
+    place = atom.value if isinstance(atom, Indirect) else None
+    return isinstance(place, Op) and place.name == "cast" and isinstance(place.args[0], Checked)
 
 
 def plus(pointer: str, offset: Term) -> str:

@@ -45,8 +45,7 @@ def broken(line: str, width: int) -> list[str]:
 def checked_place(kernel: Kernel) -> Origin | None:
     """The place of the user's program to name when an index of the kernel is out of range."""
     words = ("index", "gather", "embedding", "scatter")
-    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
-    return next(iter([*indexing, *kernel.origins]), None)
+    return next(iter([*[o for o in kernel.origins if any(word in o.op for word in words)], *kernel.origins]), None)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------

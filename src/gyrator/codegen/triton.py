@@ -139,8 +139,7 @@ def _print_foreach(kernel: Kernel, tiling: Tiling, *, early: bool) -> TritonKern
     for loop in kernel.body:
         assert isinstance(loop, Loop)
         names = Names(taken)
-        own = replace(tiling, tiles=(Tile(loop.axis, block),))
-        printer = Printer(replace(kernel, body=(loop,)), own, names)
+        printer = Printer(replace(kernel, body=(loop,)), replace(tiling, tiles=(Tile(loop.axis, block),)), names)
         printer.pointers |= {v: names.fresh(stem_of(v.name)) for v in tree.touched((loop,))}
         printer.program, printer.extents[loop.axis] = "(pid - first)", "n"
         printer.grid()
@@ -533,8 +532,7 @@ class Printer(Expressions):
         if REDUCTIONS[carry.kind].inputs == 2:  # the number of an element
             (most, number), *_ = rest
             args.append(self._element(update.args[1], number, None if update.running else most, loop.axis))
-            axes = args[0].axes | args[1].axes
-            args = [self._broadcast(a, axes) for a in args]
+            args = [self._broadcast(a, args[0].axes | args[1].axes) for a in args]
         if update.running:  # Triton 3.6 fails on scans of tiles with a side of 1 under such a layout
             self._scan(update, carry, loop, [self._broadcast(a, self._scope) for a in args])
         elif whole:

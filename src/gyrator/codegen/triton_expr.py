@@ -56,8 +56,7 @@ Block = Lines[Term]
 
 def made_of(text: str, *terms: Term, atom: bool = True) -> Term:
     """What a text made of terms is: known where all of them are, and different along all their tiles."""
-    axes = _NONE.union(*[t.axes for t in terms])
-    return Term(text, max([t.depth for t in terms], default=0), axes, atom)
+    return Term(text, max([t.depth for t in terms], default=0), _NONE.union(*[t.axes for t in terms]), atom)
 
 
 class Expressions(Blocks[Term, Block]):

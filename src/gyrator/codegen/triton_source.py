@@ -90,8 +90,7 @@ class TritonKernel:
     @property
     def variants(self) -> "tuple[tuple[TritonKernel, Config], ...]":
         """Every config with the text that it belongs to, those of ``other`` last."""
-        own = tuple((self, config) for config in self.configs)
-        return own + (() if self.other is None else self.other.variants)
+        return tuple((self, config) for config in self.configs) + (() if self.other is None else self.other.variants)
 
     def signature(self, config: Config) -> dict[str, str]:
         """Name → Triton type of every argument; block sizes are ``constexpr``."""

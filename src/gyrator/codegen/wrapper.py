@@ -192,8 +192,7 @@ class _Wrapper:
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
-        sites = [f"    ({size}, {where and astuple(where)})," for size, where in built.sites]
-        return [f"{head}, (", *sites, "))"]
+        return [f"{head}, (", *[f"    ({size}, {where and astuple(where)})," for size, where in built.sites], "))"]
 
     # -- memories --------------------------------------------------------------------------------------------
     def memory(self, value: Value) -> Value:
@@ -479,8 +478,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
     for position, output in enumerate(plan.outputs):
         view = output.view if isinstance(output, Item) else output
         if isinstance(view, View):
-            whole = view is output and view.is_full and position in shown
-            (found if whole else others).add(view.value)
+            (found if view is output and view.is_full and position in shown else others).add(view.value)
     for step in plan.steps:
         match step:
             case Allocate(_, upon) if upon is not None:

@@ -102,7 +102,8 @@ class ExprChecker:
                 if other.dtype != body.dtype:
                     raise RuleBroken(f"masked body and its other differ in dtype: {expr}")
             case Checked(arg, _, mask):
-                _need(arg, torch.int64, "a checked index")
+                if arg.dtype != torch.int32:
+                    _need(arg, torch.int64, "a checked index")
                 if mask is not None:
                     _need(mask, torch.bool, "a mask")
             case Random():

@@ -91,8 +91,7 @@ class Evaluator:
                 return OPS[name].reference(*[self.value(a, guard) for a in args])
             case Masked(mask, body, other):
                 m = self.value(mask, guard)
-                inner = self.value(body, m if guard is None else m & guard)
-                return torch.where(m, inner, self.value(other))
+                return torch.where(m, self.value(body, m if guard is None else m & guard), self.value(other))
             case Checked(arg, size, mask) if mask is not None:
                 return self.value(Masked(mask, Checked(arg, size), Const(0, torch.int64)), guard)
             case Checked():
@@ -226,8 +225,7 @@ def _reduce_last(kind: str, args: State) -> State:
     match kind:
         case "argmax" | "argmin":
             best = x.amax(-1) if kind == "argmax" else x.amin(-1)
-            same = equal(x, best.unsqueeze(-1))
-            return best, torch.where(same, args[1], torch.iinfo(torch.int64).max).amin(-1)
+            return best, torch.where(equal(x, best.unsqueeze(-1)), args[1], torch.iinfo(torch.int64).max).amin(-1)
         case "welford":
             variance, mean = torch.var_mean(x.double(), -1, correction=0)
             count = torch.full_like(mean, x.shape[-1])

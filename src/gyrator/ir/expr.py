@@ -218,13 +218,16 @@ class Masked(Expr):
 
 @interned
 class Checked(Expr):
-    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
-    Under a ``mask`` it is checked only where the mask holds."""
+    """An index read at run time, of 32 or 64 bits: negatives wrap by ``size``; out of ``[0, size)`` the call raises
+    IndexError. Under a ``mask`` it is checked only where the mask holds."""
 
-    dtype = torch.int64
     arg: Expr
     size: Index
     mask: Expr | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.arg.dtype
 
     def children(self) -> tuple[Expr, ...]:
         return (self.arg,) if self.mask is None else (self.arg, self.mask)
@@ -342,8 +345,7 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
         indices = e.indices()
         new_children = tuple([visit(c) for c in children])
         new_indices = tuple([index(i) for i in indices])
-        same = new_children == children and new_indices == indices
-        rebuilt = e if same else e.rebuild(new_children, new_indices)
+        rebuilt = e if new_children == children and new_indices == indices else e.rebuild(new_children, new_indices)
         result = replace(rebuilt)
         memo[e] = rebuilt if result is None else result
         return memo[e]

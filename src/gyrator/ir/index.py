@@ -284,8 +284,7 @@ def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
         wanted = dict((rest * atom.den * div_mod(atom.num, atom.den)[0]).terms)
         have = dict(items)
         if all(have.get(m) == v for m, v in wanted.items()):
-            remaining = [(m, v) for m, v in items if m not in wanted and m != monomial]
-            return _sum(remaining) + rest * atom.num
+            return _sum([(m, v) for m, v in items if m not in wanted and m != monomial]) + rest * atom.num
     return None
 
 
@@ -487,8 +486,7 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
         return None
     extent = axis.extent.atom
     arms = (extent.a, extent.b) if isinstance(extent, Min) else (axis.extent,)
-    ends = [_bound(rest + _most_of(arm, factor) - factor, low=low) for arm in arms]
-    known = [e for e in ends if e is not None]
+    known = [e for e in [_bound(rest + _most_of(arm, factor) - factor, low=low) for arm in arms] if e is not None]
     if len(known) == 2:
         return _pick(*known, smallest=not low) or known[0]
     return known[0] if known else None

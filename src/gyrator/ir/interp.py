@@ -100,8 +100,7 @@ class _Machine:
     # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: Nest) -> None:
         root = nest.root
-        axes = (*nest.axes, *root.reduced) if isinstance(root, Reduce) else nest.axes
-        shape, values = grid(axes, self.sizes)
+        shape, values = grid((*nest.axes, *root.reduced) if isinstance(root, Reduce) else nest.axes, self.sizes)
         evaluator = Evaluator(self.values.__getitem__, self.sizes, values)
 
         def whole(expr: Expr) -> Tensor:

@@ -86,5 +86,4 @@ def integers(words: Words, low: Tensor, high: Tensor) -> Tensor:
     span = high - low
     half = (bits >> 1) & ((1 << 63) - 1)  # the unsigned value halved, so that signed division is right
     twice = (half % span) * 2 + (bits & 1)  # < 2·span, perhaps wrapped past 2**63
-    over = (twice < 0) | (twice >= span)
-    return low + torch.where(over, twice - span, twice)
+    return low + torch.where((twice < 0) | (twice >= span), twice - span, twice)

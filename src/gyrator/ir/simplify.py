@@ -156,6 +156,9 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
         if not math.isfinite(arg.value) and not dtype.is_floating_point and dtype != torch.bool:
             return None  # what becomes of it depends on the machine
         return Const(torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item(), dtype)
+    if isinstance(arg, Op) and arg.name == "where" and all(isinstance(a, Const) for a in arg.args[1:]):
+        yes, no = (_cast(a, dtype, exact_rounding) for a in arg.args[1:])
+        return None if yes is None or no is None else Op("where", (arg.args[0], yes, no), dtype)
     if isinstance(arg, Op) and arg.name == "cast":
         inner = arg.args[0]
         low = arg.dtype in _HALF and inner.dtype == torch.float32

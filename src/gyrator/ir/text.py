@@ -136,8 +136,7 @@ def kernel_text(kernel: Kernel) -> str:
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
     lines = [*(f"# {place}" for place in places_of(kernel.origins)), f"kernel {kernel.name}({', '.join(params)}) {{"]
     lines += [f"  scratch {declared(v)}" for v in kernel.scratch]
-    body = _block_lines(kernel.body, _Names(_shared(walk_exprs(kernel.body))), "  ")
-    return "\n".join([*lines, *body, "}"]) + "\n"
+    return "\n".join([*lines, *_block_lines(kernel.body, _Names(_shared(walk_exprs(kernel.body))), "  "), "}"]) + "\n"
 
 
 def _param_text(param: Param) -> str:

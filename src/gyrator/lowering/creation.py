@@ -27,8 +27,7 @@ def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> Tens
 
     def body(at: Coords) -> Expr:
         wide = torch.float64 if out.dtype.is_floating_point else torch.int64
-        steps = op("mul", cast(IndexValue(at[0]), wide), element(step, (), wide))
-        return op("add", steps, element(start, (), wide))
+        return op("add", op("mul", cast(IndexValue(at[0]), wide), element(step, (), wide)), element(start, (), wide))
 
     return b.pointwise(out, body)
 

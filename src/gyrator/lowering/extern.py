@@ -93,8 +93,7 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
     """An argument of a call, or an output; an ``exact`` tensor has the strides that ``traced``, its FX node, had."""
     if isinstance(value, TensorRef):
         fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
-        strides = b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None
-        return b.as_view(value, strides)
+        return b.as_view(value, b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None)
     if isinstance(value, (list, tuple)):
         inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
         return tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
@@ -106,8 +105,7 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
 
 
 def _scalar(b: Builder, value: Expr, suffix: str) -> View:
-    meta = Meta((), value.dtype, (), torch.device("cpu"))
-    return b.as_view(b.pointwise(meta, lambda at: value, suffix))
+    return b.as_view(b.pointwise(Meta((), value.dtype, (), torch.device("cpu")), lambda at: value, suffix))
 
 
 def _assertion(b: Builder, out: object, condition: Result, message: str) -> None:
@@ -211,8 +209,7 @@ def attention(b: Builder, node: fx.Node, args: Sequence[Any], functions: tuple[P
     target = cast(HigherOrderOperator, node.target)
     graph.output(graph.call_function(target, (kind, [*map(graph.get_attr, held)], *rest)))
     given = [argument(b, node, args[k], node.args[k], exact=True) for k in range(len(args)) if k != 1]
-    name = b.region(fx.GraphModule(held, graph))
-    return append(b, node, Extern((), name, tuple(given), functions=functions))
+    return append(b, node, Extern((), b.region(fx.GraphModule(held, graph)), tuple(given), functions=functions))
 
 
 LOWERINGS: Family = {

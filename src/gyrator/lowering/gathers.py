@@ -41,8 +41,7 @@ def advanced(indices: Indices) -> tuple[int, int]:
     They take the place of the indexed dimensions where those are neighbours, else they come first."""
     dims = [k for k, index in enumerate(indices) if index is not None]
     width = max(index.rank for index in indices if index is not None)
-    neighbours = dims == list(range(dims[0], dims[-1] + 1))
-    return dims[0] if neighbours else 0, width
+    return dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0, width
 
 
 def indexed_coords(indices: Indices, shape: Sequence[Index], at: Sequence[Index], *, sure: bool = False) -> Coords:

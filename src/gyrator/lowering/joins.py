@@ -73,8 +73,7 @@ def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -
     """``x.repeat(2, 3)`` of ``x[M, N]`` is ``x`` expanded to ``[2, M, 3, N]``, under another shape."""
     ones = (ONE,) * (len(repeats) - x.rank)
     shape = [n for times, size in zip(repeats, (*ones, *x.shape), strict=True) for n in (as_index(times), size)]
-    wide = expanded(x, tuple(shape), range(2 * len(ones) + 1, len(shape), 2))
-    return b.copy(reshape(wide, out.shape), out)
+    return b.copy(reshape(expanded(x, tuple(shape), range(2 * len(ones) + 1, len(shape), 2)), out.shape), out)
 
 
 def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:

@@ -122,8 +122,7 @@ def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """π of negative numbers, else 0; NaN stays."""
 
     def body(a: Expr) -> Expr:
-        half_turn = op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0))
-        return op("where", op("ne", a, a), a, half_turn)
+        return op("where", op("ne", a, a), a, op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0)))
 
     return b.elementwise(out, (x,), body)
 

@@ -189,8 +189,7 @@ def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> 
     def share(at: Coords) -> Expr:
         return _quotient(cast(grad.load(at), wide), windows.count(at[-rank:]))
 
-    known = windows.count(view_coords(grad.shape)[-rank:]).value is not None
-    inline = known or out.device.type != "cpu"
+    inline = windows.count(view_coords(grad.shape)[-rank:]).value is not None or out.device.type != "cpu"
     given = share if inline else b.pointwise(out.with_dtype(wide).with_shape(grad.shape), share, "shares").load
 
     def body(at: Coords, back: Coords) -> Expr:

@@ -128,8 +128,7 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
 
 
 def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
-    over = frozenset[int]() if dims == [] else reduced_dims(dims, x.rank)
-    return reduce_one(b, out, x, over, kind, torch.bool)
+    return reduce_one(b, out, x, frozenset[int]() if dims == [] else reduced_dims(dims, x.rank), kind, torch.bool)
 
 
 def _position(kind: str, b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False) -> TensorRef:
@@ -208,8 +207,7 @@ def _sort(
 def _topk(
     b: Builder, out: tuple[Meta, Meta], x: TensorRef, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
-    whole_row = out[0].with_shape(x.shape), out[1].with_shape(x.shape)
-    found = _sort(b, whole_row, x, dim, largest)
+    found = _sort(b, (out[0].with_shape(x.shape), out[1].with_shape(x.shape)), x, dim, largest)
     if found is NotImplemented:
         return found
     return [b.copy(narrowed(f, o.shape, dimension(dim, x.rank), ZERO), o) for f, o in zip(found, out, strict=True)]

@@ -77,8 +77,7 @@ def whole(value: Value, dtype: torch.dtype | None = None) -> TensorRef:
 
 def reals(x: TensorRef) -> TensorRef:
     """``view_as_real(x)``: complex numbers as pairs in a last dimension."""
-    at = view_coords((*x.shape, TWO))
-    return TensorRef(x.value, (*x.shape, TWO), (*x.coords, at[-1]), x.value.dtype)
+    return TensorRef(x.value, (*x.shape, TWO), (*x.coords, view_coords((*x.shape, TWO))[-1]), x.value.dtype)
 
 
 @lru_cache(maxsize=4096)

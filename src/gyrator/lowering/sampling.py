@@ -65,8 +65,7 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
     centre = op("add", at, like(at, 0.5)) if exact else at
     old, new = (number(n, torch.float32) for n in (size.old, size.new))
     step = number(1.0 / size.factor, torch.float32) if size.factor else op("div", old, new)  # from output to output
-    source = op("floor", op("mul", centre, step))
-    return op("minimum", source, number(size.old - 1, torch.float32))
+    return op("minimum", op("floor", op("mul", centre, step)), number(size.old - 1, torch.float32))
 
 
 def _resized(

@@ -93,8 +93,7 @@ def number(value: Expr | Index | Scalar, dtype: torch.dtype) -> Expr:
 def op(name: str, *args: Expr) -> Op:
     """An op of the table; the result's dtype follows from its rule. Casts are made by :func:`cast`."""
     rule = OPS[name].rule
-    boolean = rule is Rule.COMPARE or rule is Rule.LOGICAL
-    return Op(name, args, torch.bool if boolean else args[-1].dtype)
+    return Op(name, args, torch.bool if rule is Rule.COMPARE or rule is Rule.LOGICAL else args[-1].dtype)
 
 
 def like(expr: Expr, value: Scalar) -> Const:

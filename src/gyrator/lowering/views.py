@@ -160,8 +160,7 @@ def _as_strided(
     if order is None or last + 1 is not product(value.shape):  # it has gaps
         return NotImplemented
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
-    found = split_position(position, [value.shape[k] for k in order])
-    coords = dict(zip(order, found, strict=True))
+    coords = dict(zip(order, split_position(position, [value.shape[k] for k in order]), strict=True))
     return TensorRef(value, out.shape, tuple([coords.get(k, ZERO) for k in range(len(value.shape))]), x.dtype)
 
 

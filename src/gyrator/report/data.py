@@ -91,5 +91,4 @@ class ReportData:
 
 def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:
     """Which share of what the machine reaches a kernel reaches, by bytes or operations, whichever binds."""
-    least = max(kernel.bytes / peaks.bytes, kernel.facts.operations / peaks.operations)
-    return least / seconds if seconds else 0.0
+    return max(kernel.bytes / peaks.bytes, kernel.facts.operations / peaks.operations) / seconds if seconds else 0.0

@@ -98,8 +98,7 @@ def _us(time: float | None, unit: float = 1e6) -> str:
 
 def _compile_time(console: Console, report: ReportData) -> None:
     rows = [(f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for stage in report.stages()]
-    title = f"compile time, {report.accounted():.0%} of it in stages"
-    _table(console, title, ("stage", "ms"), rows, most=200)
+    _table(console, f"compile time, {report.accounted():.0%} of it in stages", ("stage", "ms"), rows, most=200)
     builds = sorted((b for g in report.graphs() for b in g.builds), key=lambda b: -b.seconds)
     runs = [(build.name, f"{build.seconds * 1e3:.0f}") for build in builds]
     _table(console, "compiler runs", ("kernels", "ms"), runs)

@@ -85,8 +85,7 @@ class Workers:
     def prepare(self, count: int) -> None:
         """Have at least `count` workers, which begin to import Triton now."""
         with self._lock:
-            missing = min(count, MOST) - len(self._idle) - len(self._busy)
-            self._idle += [Worker.start() for _ in range(missing)]
+            self._idle += [Worker.start() for _ in range(min(count, MOST) - len(self._idle) - len(self._busy))]
 
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """What a worker answers; a new one is asked if it ended before.

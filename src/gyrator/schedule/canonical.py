@@ -95,8 +95,7 @@ def _anywhere(nest: Nest, name: str, places: dict[Size, Index]) -> Nest:
     size = Size(name, 0, (extent - 1).value)
 
     def moved(at: tuple[Index, ...], shape: tuple[Index, ...]) -> tuple[Index, ...]:
-        near = [n.value is not None and abs(n.value - number) <= 1 for n in at]
-        sides = zip(at, near, shape, strict=True)
+        sides = zip(at, [n.value is not None and abs(n.value - number) <= 1 for n in at], shape, strict=True)
         return tuple([size.index() + (n - row) if here and side is not ONE else n for n, here, side in sides])
 
     def change(e: Expr) -> Expr | None:

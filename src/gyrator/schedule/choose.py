@@ -188,8 +188,7 @@ def parameters(product: Product, config: Config) -> tuple[tuple[str, str | int |
 # -- parts of alternatives ---------------------------------------------------------------------------------
 def _follower(units: Sequence[Unit], call: Extern, product: Product) -> Group | None:
     """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
-    after = units[units.index(call) + 1 :]
-    group = next((u for u in after if product.out in uses_of(u)), None)
+    group = next((u for u in units[units.index(call) + 1 :] if product.out in uses_of(u)), None)
     return group if isinstance(group, Group) and product_group(product, group) is not None else None
 
 

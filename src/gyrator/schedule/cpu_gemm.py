@@ -181,8 +181,7 @@ def panels_of(
     """A part of a tensor in panels, as a packing with this layout says."""
     source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + offset)
     padded = pad(source, (0, -n % width, 0, depth - k))
-    panels = padded.view(depth // group, group, -1, width).permute(2, 0, 3, 1)
-    return panels.reshape(-1, depth, width).contiguous()
+    return padded.view(depth // group, group, -1, width).permute(2, 0, 3, 1).reshape(-1, depth, width).contiguous()
 
 
 def _width(height: int, across: int, registers: int) -> int:

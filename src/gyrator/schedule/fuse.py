@@ -80,8 +80,7 @@ def _candidates(program: Program) -> list[tuple[int, int, Value]]:
         if made is not None and isinstance(program.nodes[made], Nest):
             found += [(2 * size + 1, made, q, value) for q in positions]
         found += [(size, p, q, value) for p, q in pairwise(positions)]
-    best = sorted(found, key=lambda c: (-c[0], c[2] - c[1], c[1], c[3].name))
-    return [(p, q, value) for _, p, q, value in best]
+    return [(p, q, value) for _, p, q, value in sorted(found, key=lambda c: (-c[0], c[2] - c[1], c[1], c[3].name))]
 
 
 class _State:

@@ -85,8 +85,7 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
         length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
         parts = -(-k // length)
         if parts > 1:
-            share = s[0] >> min(parts.bit_length() - 1, s[0].bit_length() - 1)
-            yield "tiled", config(s, SPLIT_K=parts, SHARE=share)
+            yield "tiled", config(s, SPLIT_K=parts, SHARE=s[0] >> min(parts.bit_length() - 1, s[0].bit_length() - 1))
 
 
 def few_configs(product: Product, gpu: Gpu, made: Sequence[Group]) -> tuple[Config, ...]:
@@ -165,8 +164,7 @@ def shown_unpadded(program: Program, gpu: Gpu) -> set[Value]:
 def _describable(view: View) -> bool:
     """Whether a descriptor can tell how matrices lie: neighbours along one side, steps of whole 16 bytes."""
     *batch, rows, columns = view.strides
-    other = rows if columns is ONE else columns
-    sizes = [n.value for n in (*batch, other, view.offset)]
+    sizes = [n.value for n in (*batch, rows if columns is ONE else columns, view.offset)]
     whole = all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
     return whole and ONE in (rows, columns) and ZERO not in view.strides
 

@@ -154,8 +154,7 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
         refused |= Reduce in roots or any(m.space is None for m in group.members)
         refused |= any(isinstance(m.nest.root, Scan) and "sort" in m.nest.root.kind for m in group.members)
         few = iterations(outer, 1) <= 2 * gpu.processors
-        long = iterations(space, MIN_SHARED) >= MIN_SHARED
-        return SCAN_PARTS if few and long and not refused else ()
+        return SCAN_PARTS if few and iterations(space, MIN_SHARED) >= MIN_SHARED and not refused else ()
     rows, row = group.sides
     refused |= any(a.extent.value is None for a in (*outer, *space))
     short = row < MIN_SHARED or (rows * row < LEAST_SHARED and row <= SHORT_ROW)

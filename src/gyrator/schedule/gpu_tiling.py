@@ -333,5 +333,4 @@ def fits(index: Index) -> bool:
         return False
     if low.value < -MAX_INDEX or high.value >= MAX_INDEX:
         return False
-    inner = [i for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den)]
-    return all(fits(i) for i in inner)
+    return all(fits(i) for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den))

@@ -35,8 +35,7 @@ def lay_parts(program: Program) -> Program:
     free = free_results(program) - needed(program, windows)
     laid, copies = dict[Value, Value](), dict[Extern, dict[int, Nest]]()
     for node, parts in found.items():
-        count = Counter(view.value for view, _ in parts)
-        mine = {v for v, times in count.items() if times == 1 and v in free}
+        mine = {v for v, times in Counter(view.value for view, _ in parts).items() if times == 1 and v in free}
         if 2 * len(mine) >= len(parts):
             free -= mine
             laid |= {view.value: _laid(view, node) for view, _ in parts if view.value in mine}
@@ -118,8 +117,7 @@ def _moved(node: Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) 
 
     def moved(arg: Arg, new: Value | None = None) -> Arg:
         if isinstance(arg, tuple):
-            made = (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg)))
-            return tuple(map(moved, arg, made))
+            return tuple(map(moved, arg, (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg)))))
         value = (new or laid.get(arg.value)) if isinstance(arg, View) else None
         if value is None or not isinstance(arg, View):
             return arg

@@ -42,8 +42,7 @@ class Built:
 
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None) -> Built:
     """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that are needed outside it."""
-    shape = choose_loops(group, stored) if gpu is None else gpu_loops(group, stored)
-    writer = Writer(shape, stored, rule)
+    writer = Writer(choose_loops(group, stored) if gpu is None else gpu_loops(group, stored), stored, rule)
     body = writer.body()
     params = writer.params({load.value for load in loads_in(body)})
     origins = merge(*(m.nest.origins for m in group.members))
@@ -319,8 +318,7 @@ class Writer:
     def _blocked(self, expr: Expr) -> Expr | None:
         """A node other than a load, over the loops' axes."""
         if self.shape.blocks and expr.indices():
-            indices = tuple(substitute(i, self.shape.blocks) for i in expr.indices())
-            expr = expr.rebuild(expr.children(), indices)
+            expr = expr.rebuild(expr.children(), tuple(substitute(i, self.shape.blocks) for i in expr.indices()))
         return self.rule(expr) or expr
 
     # -- memory: every tensor is addressed by the position of an element in it -----------------------------

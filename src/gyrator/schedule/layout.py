@@ -83,8 +83,7 @@ def transposes(nest: Nest, least: int = LARGE) -> bool:
     if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
         return False
     (read, *indices), (written,) = member_accesses(nest)
-    unit = _unit(read.position)
-    return not indices and written.weight >= least and unit not in (None, _unit(written.position))
+    return not indices and written.weight >= least and _unit(read.position) not in (None, _unit(written.position))
 
 
 def _unit(position: Index) -> Axis | None:

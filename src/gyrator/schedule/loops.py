@@ -153,9 +153,9 @@ def _points(group: Group, found: list[Access]) -> Shape:
     *parallel, last = group.outer
     blocks: dict[Atom, Index] = {}
     if (inner := next((a for a in parallel if _is_repeated(group, a, last)), None)) is not None:
-        block, inside = _blocked(inner, LANES, blocks)
-        parallel = [a for a in parallel if a is not inner]
-        return Shape(demote(group, {*parallel, last}), Style.STRIPS, (*parallel, block), last, ((inside,),), blocks)
+        outside, inside = _in_blocks(inner, LANES, blocks)
+        parallel = [*[a for a in parallel if a is not inner], *outside]
+        return Shape(demote(group, {*parallel, last}), Style.STRIPS, tuple(parallel), last, ((inside,),), blocks)
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
@@ -200,7 +200,7 @@ def _in_few_streams(parallel: list[Axis], found: list[Access]) -> list[Axis]:
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
     """Whether most of the work is the same along an axis, as that of finding where to read is for all channels: vectors
     then compute it once, before an innermost loop along that axis."""
-    few = iterations((axis,)) < TINY // 2 or iterations((lane,)) < LANES
+    few = iterations((axis,)) < 3 or iterations((lane,)) < LANES
     if few or not all(isinstance(m.nest.root, Pointwise) for m in group.members):
         return False
     work, varying = {False: 0, True: 0}, set[Value]()
@@ -374,8 +374,7 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     group = ordered(group, stored)
     blocks: dict[Atom, Index] = {}
     spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
-    parallel = tuple(_grid(group, stored, blocks))
-    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1)
+    return Shape(group, Style.TILES, tuple(_grid(group, stored, blocks)), None, spaces, blocks, lanes=1)
 
 
 def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> list[Axis]:

@@ -150,8 +150,7 @@ class _Planner:
             base = member.nest.root.into
             others = [m for m in here.group.members if m is not member]
             read = any(load.value is base for m in others for load in m.loads) or not _reads_where_it_writes(member)
-            roots = [m.nest.root for m in others]
-            shared = any(isinstance(root, Scatter) and root.into is base for root in roots)
+            shared = any(isinstance(m.nest.root, Scatter) and m.nest.root.into is base for m in others)
             for step in self._place_new_version(base, value, here.position, read=read or shared):
                 if isinstance(step, Allocate) and step.upon is not None:
                     placed[value] = base

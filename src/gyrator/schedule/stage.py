@@ -27,6 +27,7 @@ from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.inline import inline
 from gyrator.schedule.join import lay_parts
 from gyrator.schedule.memory import order_products, plan_memory
+from gyrator.schedule.narrow import narrow_places
 from gyrator.schedule.overlay import overlay
 from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
@@ -69,6 +70,7 @@ def program_passes(rule: Rule, session: Session, gpu: Gpu | None) -> tuple[Pass[
         *(() if gpu is None else _passes_on_gpu(gpu, session)),
         Pass("split reductions", split_reductions, check_program),
         Pass("predicate", lambda p: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
+        Pass("narrow places", narrow_places, lambda p: check_program(p, PREDICATED)),
         Pass("dce again", remove_dead, lambda p: check_program(p, SCHEDULED)),
     )
 

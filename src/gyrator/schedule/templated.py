@@ -79,8 +79,7 @@ def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
 def _scaled(expr: Expr, factor: float) -> Expr:
     if factor == 1:
         return expr
-    number = factor if expr.dtype.is_floating_point else int(factor)
-    return op("mul", expr, Const(number, expr.dtype))
+    return op("mul", expr, Const(factor if expr.dtype.is_floating_point else int(factor), expr.dtype))
 
 
 # -- the kernel --------------------------------------------------------------------------------------------
@@ -147,8 +146,7 @@ def build_templated(
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))
     kernel = named(Kernel(title_of(common.group), tuple(params), (), (), body, origins), str(configs))
-    with_blocks = block_product if gpu is None else tile_product
-    return Built(with_blocks(kernel, contract, configs), tuple(params.values()))
+    return Built((block_product if gpu is None else tile_product)(kernel, contract, configs), tuple(params.values()))
 
 
 def _after(contract: Contract, body: Body) -> Body:

@@ -184,18 +184,19 @@ template <int D, int S, int L, class T>
 GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
   return load_runs<D, S>(lanes<L>{}, from, on(some, m), other);
 }
-template <int L, class T> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset) {
+template <int L, class T, class I> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<I, L> offset) {
   return gather<L>(from, offset);
 }
-template <int L, class T> GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset) {
+template <int L, class T, class I>
+GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<I, L> offset) {
   return gather<L>(from, offset, some.on, T{});
 }
-template <int L, class T>
-GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+template <int L, class T, class I>
+GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<I, L> offset, Vec<bool, L> m, T other) {
   return gather<L>(from, offset, m, other);
 }
-template <int L, class T>
-GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+template <int L, class T, class I>
+GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<I, L> offset, Vec<bool, L> m, T other) {
   return gather<L>(from, offset, on(some, m), other);
 }
 
@@ -220,8 +221,8 @@ template <int D, int S, class Some, class T>
 GY_FN auto load_runs(Some some, const T* from, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_runs<D, S>(some, from) : broadcast<Some::value>(other);
 }
-template <class Some, class T, int L>
-GY_FN auto gather(Some some, const T* from, Vec<int64_t, L> offset, Vec<bool, 1> m, T other) {
+template <class Some, class T, class I, int L>
+GY_FN auto gather(Some some, const T* from, Vec<I, L> offset, Vec<bool, 1> m, T other) {
   return scalar(m) ? gather(some, from, offset) : broadcast<L>(other);
 }
 
@@ -245,29 +246,29 @@ template <int L, class T, class At>
 GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
   store_strided(to, at, v, on(some, m));
 }
-template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v) {
+template <int L, class T, class I> GY_FN void scatter(lanes<L>, T* to, Vec<I, L> at, Vec<T, L> v) {
   scatter(to, at, v);
 }
-template <int L, class T> GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v) {
+template <int L, class T, class I>
+GY_FN void scatter(some_lanes<L> some, T* to, Vec<I, L> at, Vec<T, L> v) {
   scatter(to, at, v, some.on);
 }
-template <int L, class T>
-GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
+template <int L, class T, class I>
+GY_FN void scatter(lanes<L>, T* to, Vec<I, L> at, Vec<T, L> v, Vec<bool, L> m) {
   scatter(to, at, v, m);
 }
-template <int L, class T>
-GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
+template <int L, class T, class I>
+GY_FN void scatter(some_lanes<L> some, T* to, Vec<I, L> at, Vec<T, L> v, Vec<bool, L> m) {
   scatter(to, at, v, on(some, m));
 }
 
-template <int L>
-GY_FN Vec<int64_t, L> check_index(lanes<L>, Vec<int64_t, L> v, int64_t size, int* status, int site) {
+template <int L, class I>
+GY_FN Vec<I, L> check_index(lanes<L>, Vec<I, L> v, int64_t size, int* status, int site) {
   return check_index(v, size, status, site);
 }
-template <int L>
-GY_FN Vec<int64_t, L> check_index(some_lanes<L> some, Vec<int64_t, L> v, int64_t size, int* status,
-                                  int site) {
-  return check_index(where(some.on, v, broadcast<L>(int64_t(0))), size, status, site);
+template <int L, class I>
+GY_FN Vec<I, L> check_index(some_lanes<L> some, Vec<I, L> v, int64_t size, int* status, int site) {
+  return check_index(where(some.on, v, broadcast<L>(I(0))), size, status, site);
 }
 
 // ---- threads ----------------------------------------------------------------------------------------------
@@ -395,26 +396,26 @@ template <class Op, class T> GY_FN void combine_one(T* at, T value, atomic) {
 
 // to[offset] op= v for one lane after the other (where the mask holds), so that lanes may hit the same
 // element.
-template <class Op, class How, class T, int L>
-GY_FN void combine(lanes<L>, T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+template <class Op, class How, class T, class I, int L>
+GY_FN void combine(lanes<L>, T* to, Vec<I, L> offset, Vec<T, L> v) {
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i) combine_one<Op>(to + at.at[i], a.at[i], How());
 }
-template <class Op, class How, class T, int L>
-GY_FN void combine(lanes<L>, T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+template <class Op, class How, class T, class I, int L>
+GY_FN void combine(lanes<L>, T* to, Vec<I, L> offset, Vec<T, L> v, Vec<bool, L> m) {
   const uint64_t bits = mask_bits(m);
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i)
     if (bits >> i & 1) combine_one<Op>(to + at.at[i], a.at[i], How());
 }
-template <class Op, class How, class T, int L>
-GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+template <class Op, class How, class T, class I, int L>
+GY_FN void combine(some_lanes<L> some, T* to, Vec<I, L> offset, Vec<T, L> v) {
   combine<Op, How>(lanes<L>{}, to, offset, v, some.on);
 }
-template <class Op, class How, class T, int L>
-GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+template <class Op, class How, class T, class I, int L>
+GY_FN void combine(some_lanes<L> some, T* to, Vec<I, L> offset, Vec<T, L> v, Vec<bool, L> m) {
   combine<Op, How>(lanes<L>{}, to, offset, v, on(some, m));
 }
 

@@ -434,11 +434,22 @@ template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T,
 }
 
 // ---- gather and scatter: element offsets, not bytes -------------------------------------------------------
-template <int L, class T>
-GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+template <int L, class T, class I>
+GY_FN Vec<T, L> gather(const T* from, Vec<I, L> offset, Vec<bool, L> m, T other) {
   using V = Vec<T, L>;
 #if defined(GY_AVX512)
-  if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 8 == 0) {
+  if constexpr (sizeof(I) == sizeof(T) && sizeof(T) == 4 && L % 16 == 0) {
+    V r = broadcast<L>(other);
+    GY_UNROLL for (int i = 0; i < L / 16; ++i) {
+      const auto bits = uint16_t(mask_bits(m) >> (16 * i));
+      r.p[i] = (typename V::P)__builtin_ia32_gathersiv16si((v16si)r.p[i], from, (v16si)offset.p[i], bits, 4);
+    }
+    return r;
+  }
+#endif
+  if constexpr (sizeof(I) == 4) return gather<L>(from, convert<int64_t>(offset), m, other);
+#if defined(GY_AVX512)
+  else if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 8 == 0) {
     V r = broadcast<L>(other);
     GY_UNROLL for (int i = 0; i < L / 8; ++i) {
       const uint8_t bits = mask_bits(m) >> (8 * i);
@@ -458,7 +469,7 @@ GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T 
     return r;
   }
 #elif defined(GY_AVX2)
-  if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 4 == 0) {
+  else if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 4 == 0) {
     V r = broadcast<L>(other);
     const auto wide = convert<int64_t>(m.m);
     if constexpr (sizeof(T) == 8) {
@@ -482,19 +493,25 @@ GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T 
     return r;
   }
 #endif
-  const uint64_t bits = mask_bits(m);
-  const auto at = unpack(offset);
-  Lanes<T, L> r;
-  for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[at.at[i]] : other;
-  return pack(r);
+  else {
+    const uint64_t bits = mask_bits(m);
+    const auto at = unpack(offset);
+    Lanes<T, L> r;
+    for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[at.at[i]] : other;
+    return pack(r);
+  }
 }
 #if defined(GY_SIMD)
-template <class P, class E, int... I> GY_FN P gather_part(const E* from, const int64_t* at, sequence<I...>) {
+template <class P, class E, class At, int... I> GY_FN P gather_part(const E* from, const At* at, sequence<I...>) {
   return P{from[at[I]]...};
 }
 #endif
-// Without a mask one by one: gathering instructions take as long or longer, on some processors several times as long.
-template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset) {
+// Without a mask one by one, but where AMX tells of a processor (Sapphire Rapids or later) whose gathering
+// instructions take half the time: those of other ones take as long or longer, on some several times as long.
+template <int L, class T, class I> GY_FN Vec<T, L> gather(const T* from, Vec<I, L> offset) {
+#if defined(GY_AMX)
+  if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 16 == 0) return gather<L>(from, offset, broadcast<L>(true), T{});
+#endif
   const auto at = unpack(offset);
 #if defined(GY_SIMD)
   using V = Vec<T, L>;
@@ -510,14 +527,14 @@ template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> 
   return pack(r);
 }
 // Lanes are stored in order: the last of equal offsets stays.
-template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+template <class T, class I, int L> GY_FN void scatter(T* to, Vec<I, L> offset, Vec<T, L> v, Vec<bool, L> m) {
   const uint64_t bits = mask_bits(m);
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i)
     if (bits >> i & 1) to[at.at[i]] = a.at[i];
 }
-template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+template <class T, class I, int L> GY_FN void scatter(T* to, Vec<I, L> offset, Vec<T, L> v) {
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i) to[at.at[i]] = a.at[i];
@@ -525,15 +542,14 @@ template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<
 
 // An index as eager checks it: negative ones count from the end; a lane outside [0, size) stores `site` (not
 // 0) to *status and yields 0, so that the access stays inside and the caller can raise.
-template <int L> GY_FN Vec<int64_t, L> check_index(Vec<int64_t, L> v, int64_t size, int* status, int site) {
-  const auto zero = broadcast<L>(int64_t(0)), end = broadcast<L>(size);
-  Vec<int64_t, L> shifted;
-  GY_UNROLL for (int i = 0; i < v.parts; ++i) {
-    using U = typename Vec<int64_t, L>::U;
-    shifted.p[i] = (typename Vec<int64_t, L>::P)((U)v.p[i] + (U)end.p[i]);
-  }
+template <class I, int L> GY_FN Vec<I, L> check_index(Vec<I, L> v, int64_t size, int* status, int site) {
+  using V = Vec<I, L>;
+  const auto zero = broadcast<L>(I(0)), end = broadcast<L>(I(size));
+  V shifted;
+  GY_UNROLL for (int i = 0; i < V::parts; ++i)
+    shifted.p[i] = (typename V::P)((typename V::U)v.p[i] + (typename V::U)end.p[i]);
   v = where(lt(v, zero), shifted, v);
-  const auto bad = ge(bitcast<uint64_t>(v), bitcast<uint64_t>(end));
+  const auto bad = ge(bitcast<wrap<I>>(v), bitcast<wrap<I>>(end));
   if (__builtin_expect(any(bad), 0)) {
     __atomic_store_n(status, site, __ATOMIC_RELAXED);
     v = where(bad, zero, v);
