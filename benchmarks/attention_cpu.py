@@ -74,7 +74,7 @@ class Case:
         }
         keep = keeps.get(self.flex, keeps["causal"])
         mask = create_block_mask(keep, None, None, self.rows, self.rows, device="cpu")
-        return partial(flex_attention, score_mod=scores.get(self.flex), block_mask=mask)  # type: ignore[return-value]
+        return partial(flex_attention, score_mod=scores.get(self.flex), block_mask=mask)
 
 
 CASES = [

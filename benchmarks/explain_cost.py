@@ -64,7 +64,7 @@ def compiled(layers: int, *, explained: bool) -> float:
     torch._dynamo.reset()
     model, batch = bert(layers)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"cache_dir": folder, "progress": "off"}
+        options: dict[str, Any] = {"cache_dir": folder, "progress": "off"}
         start = cpu_seconds()
         if explained:
             gyrator.explain(model, options=options, timing=False, **batch)

@@ -34,7 +34,6 @@ from gyrator.errors import GyratorError
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
-from gyrator.pipeline import shape_env_of
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
@@ -45,6 +44,7 @@ from gyrator.schedule.plan import Plan
 from gyrator.schedule.products import Alternative, Question
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
+from gyrator.torch_compat import shape_env_of
 
 BF16, F16 = torch.bfloat16, torch.float16
 ROUNDS, BATCH_MS = 15, 4.0
@@ -171,7 +171,7 @@ class Compiler:
 
     def folder(self, wait: Callable[[], tuple[str, Mapping[str, str | Path]]]) -> Path:
         text, files = wait()
-        return self.store.put_anonymous({WRAPPER: text, **files}).folder
+        return self.store.put_anonymous({WRAPPER: text, **files}, {}).folder
 
     def bound(self, folder: Path) -> Any:
         runtime = Runtime(folder, Pool(), gpu=GpuKernels(folder, self.store))

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,9 @@ def measure(size: tuple[int, int, int], dtype: torch.dtype, rounds: int) -> dict
 class Bytes(nn.Module):
     """A layer of int8 weights with a scale for each output, for int8 inputs or for others."""
 
+    weight: Tensor
+    scale: Tensor
+
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
         self.register_buffer("weight", torch.randint(-128, 128, (n, k)).to(torch.int8))
@@ -127,7 +131,7 @@ def measure_bytes(size: tuple[int, int, int], rounds: int) -> list[dict[str, obj
     plain = gyrator.compile(layer, options=options)
 
     def quantised() -> Tensor:
-        given = (shifted, 1.0, 128, packed, layer.scale, zeros, None, 1.0, 0, torch.float32, "relu", [], "")
+        given: Any = (shifted, 1.0, 128, packed, layer.scale, zeros, None, 1.0, 0, torch.float32, "relu", [], "")
         return torch.ops.onednn.qlinear_pointwise(*given)
 
     calls: dict[str, dict[str, Callable[[], object]]] = {

@@ -251,7 +251,8 @@ def measure(
 
 # -- the script ---------------------------------------------------------------------------------------------
 def chosen(args: argparse.Namespace) -> dict[str, Callable[[Function], Function]]:
-    tuned, dynamic = {"max_autotune": True}, None if args.dynamic else False
+    tuned: dict[str, Any] = {"max_autotune": True}
+    dynamic = None if args.dynamic else False
     found: dict[str, Callable[[Function], Function]] = {
         "eager": lambda fn: fn,
         "inductor": lambda fn: torch.compile(fn, dynamic=dynamic),

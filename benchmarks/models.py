@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch._dynamo
@@ -49,9 +50,8 @@ def run(limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, onl
     for name in names:
         os.environ["GYRATOR_MODEL_NAME"] = name  # of rows in metric tables
         for kind, make in (("inference", inference), ("training", training)):
-            yield _row(
-                f"{name}_{kind}", lambda peer, n=name, m=make: m(n, "small", peer, dynamic), limits, peers, dynamic
-            )
+            make_row = partial(make, name, "small", dynamic=dynamic)
+            yield _row(f"{name}_{kind}", make_row, limits, peers, dynamic)
 
 
 def _row(

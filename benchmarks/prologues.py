@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def over(fn: Callable[..., Tensor], x: Tensor, all_weights: list[Tensor], s: Ten
     return call
 
 
-def compiled(backend: str, **options: object) -> Callable[..., Tensor]:
+def compiled(backend: str, **options: Any) -> Callable[..., Tensor]:
     torch.compiler.reset()
     return torch.compile(layer, backend=backend, options=options or None, dynamic=False)
 

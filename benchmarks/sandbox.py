@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -57,8 +58,8 @@ class Here(Sandbox):
         folder = str(request["folder"])
         with torch.no_grad():
             if folder not in self._batches:
-                store = Path(str(request["store"]))
-                self._batches[folder] = bench.load(Path(folder), str(self._device), store, self._given, self._wanted)
+                device = str(self._device)
+                self._batches[folder] = bench.load(Path(folder), device, request, self._given, self._wanted)
             return self._batches[folder]()
 
 
@@ -91,7 +92,12 @@ def measure(shape: tuple[int, int, int], device: str, found: list[Cost]) -> None
 
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), mock.patch.object(Sandboxes, "time", both):
-        options = {"cache_dir": folder, "max_autotune": True, "autotune_silent": True, "progress": "off"}
+        options: dict[str, Any] = {
+            "cache_dir": folder,
+            "max_autotune": True,
+            "autotune_silent": True,
+            "progress": "off",
+        }
         torch.compile(lambda *a: torch.addmm(*a).relu(), backend="gyrator", options=options)(*args)
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
-from gyrator.autograd.interface import Compiler, GraphInfo, GraphKind, Update
+from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, GraphKind, Update
 
 
 def aot_compile(
@@ -49,7 +50,7 @@ def aot_compile(
     return compiled
 
 
-def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
+def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[..., Callable[..., Any]]:
     """A compiler of ours as one of torch's: trailing copies into inputs become updates."""
 
     def compile_graph(graph: GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
@@ -60,7 +61,8 @@ def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequen
         strides = _output_strides(graph, count)
         saved = 0 if kind == "inference" else len(strides)  # which outputs are saved is torch's secret
         info = GraphInfo(kind=kind, updates=updates, strides=strides, saved=saved)
-        compiled = compiler(graph, example_inputs, info)
+        built = compiler(graph, example_inputs, info)
+        compiled = built if isinstance(built, Compiled) else built()
         return make_boxed_func(lambda args: compiled.call(args)[:count])
 
     return compile_graph

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers as hf
@@ -25,7 +25,7 @@ class Workload:
     """A model and a batch of keyword arguments, labels among them; ``model(**batch)["loss"]`` is its loss."""
 
     model: nn.Module
-    batch: Mapping[str, Tensor]
+    batch: Mapping[str, Any]
 
     def inference_batch(self) -> dict[str, Tensor]:
         """The batch without what only training needs; decoders get the labels as their tokens."""
