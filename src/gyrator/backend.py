@@ -28,7 +28,7 @@ from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pendi
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
-from gyrator.autograd.shell import flattened, taking_list, taking_lists
+from gyrator.autograd.shell import flattened, lifted, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.errors import GyratorWarning
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
@@ -222,6 +222,8 @@ class Backend:
         if any(isinstance(example, FakeTensor) for example in example_inputs):
             return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory
         name = f"graph{next(self._numbers)}"
+        gm, held = lifted(gm)
+        example_inputs = (*example_inputs, *held)
         lists = any(isinstance(example, (list, tuple)) for example in example_inputs)
         if lists:
             gm, example_inputs = flattened(gm, example_inputs), pytree.tree_leaves(example_inputs)
@@ -232,7 +234,8 @@ class Backend:
         else:
             with self.process.lock, frozen_garbage(), torch_compat.without_functions():
                 call = compile_program(gm, example_inputs, config, name, self.process)
-        return taking_lists(call) if lists else call
+        call = taking_lists(call) if lists else call
+        return (lambda *args: call(*args, *held)) if held else call
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""

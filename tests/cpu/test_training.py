@@ -17,9 +17,11 @@ import torch._dynamo.compiled_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo import MODELS, build
+from gyrator.autograd.shell import lifted
 from gyrator.errors import GyratorWarning
 from tests.acceptance import assert_none, check, expect
 
@@ -341,6 +343,61 @@ def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool,
 
     compiled = torch.compile(outputs, backend=backend, dynamic=dynamic)
     assert_none(expect(in_turns(outputs), (Columns(), torch.randn(6, 6))).mismatches(in_turns(compiled)))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_differentiable_optimizers_step_has_gradients(
+    kind: Callable[..., torch.optim.Optimizer], backend: str
+) -> None:
+    """What it updates is no leaf, and held by the captured graph: as an input, it gets and passes on gradients."""
+
+    def adapted(backend: str | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        weight, gradient = (torch.randn(4, 3, requires_grad=True) for _ in range(2))
+        fast = weight.clone()
+        optimizer = kind([fast], lr=0.1, differentiable=True)
+        fast.grad = gradient * weight
+        step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
+        step()
+        fast.square().sum().backward()
+        assert weight.grad is not None and gradient.grad is not None
+        return [fast.detach(), weight.grad, gradient.grad]
+
+    torch.testing.assert_close(adapted(backend), adapted(None), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_weight_whose_address_is_static_gets_its_gradient(leaf: bool, backend: str) -> None:
+    torch.manual_seed(0)
+    source, layer, x = torch.randn(3, 4, requires_grad=True), nn.Linear(4, 3), torch.randn(2, 4)
+    del layer.weight
+    layer.weight = nn.Parameter(source.detach()) if leaf else source * 2
+    torch._dynamo.mark_static_address(layer.weight, guard=True)
+    owner = layer.weight if leaf else source
+    found = []
+    for call in (layer, torch.compile(layer, backend=backend)):
+        (gradient,) = torch.autograd.grad(call(x).square().sum(), owner, retain_graph=True)
+        found.append(gradient)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_step_without_gradients_takes_nothing_more() -> None:
+    """Parameters that an optimizer updates, and that its graph holds, stay where they are."""
+    parameters = [nn.Parameter(torch.randn(5)) for _ in range(3)]
+    found: list[tuple[GraphModule, GraphModule, Sequence[Tensor]]] = []
+
+    def keep(gm: GraphModule, _: object) -> Callable[..., object]:
+        found.append((gm, *lifted(gm)))
+        return gm.forward
+
+    optimizer = torch.optim.AdamW(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.randn(5)
+    torch.compile(optimizer.step, backend=keep)()
+    assert found
+    for gm, same, held in found:
+        assert same is gm and not held
+        assert any(node.op == "get_attr" for node in gm.graph.nodes)
 
 
 # --- the models of the zoo -------------------------------------------------------------------------

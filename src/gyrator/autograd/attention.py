@@ -136,9 +136,7 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
         return []
     orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger
     tried = [{s: n + far * k for k, s in enumerate(order)} for order in orders for n in (2, 3, far)]
-    return [
-        {node: int(size.subs(each)) for node, size in varying.items()} for each in (tried if symbols else tried[:1])
-    ]
+    return [{node: int(size.subs(n)) for node, size in varying.items()} for n in (tried if symbols else tried[:1])]
 
 
 def _is_positional(node: Node) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import Tensor
+from torch import Tensor, memory_format
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -142,7 +142,7 @@ class _Rewriter:
         self._build = build
         self._rows = rows
         self._original: dict[Node, Any] = {}
-        self._copies: dict[tuple[Node, torch.memory_format | None], Node] = {}
+        self._copies: dict[tuple[Node, memory_format | None], Node] = {}
 
     def run(self) -> None:
         for node in list(self._build.graph.nodes):
@@ -161,7 +161,7 @@ class _Rewriter:
                         node.replace_input_with(argument, self._restored(node, argument, before))
 
     def _lay(
-        self, node: Node, positions: Iterable[int], layout: torch.memory_format, gains: Callable[[Tensor], bool]
+        self, node: Node, positions: Iterable[int], layout: memory_format, gains: Callable[[Tensor], bool]
     ) -> None:
         for position in positions:
             given = node.args[position]
@@ -205,14 +205,12 @@ class _Rewriter:
             self._copies[node, None] = found
         return found
 
-    def _copy(self, user: Node, node: Node, layout: torch.memory_format) -> Node:
+    def _copy(self, user: Node, node: Node, layout: memory_format) -> Node:
         if (node, layout) not in self._copies:
             self._copies[node, layout] = self._before(user, node, aten.clone.default, (node,), layout)
         return self._copies[node, layout]
 
-    def _before(
-        self, user: Node, like: Node, op: OpOverload, args: Any, layout: torch.memory_format | None = None
-    ) -> Node:
+    def _before(self, user: Node, like: Node, op: OpOverload, args: Any, layout: memory_format | None = None) -> Node:
         """A new call before ``user``, of the same origin as ``like``, or as ``user`` where that is an input."""
         self._build.origin = inherited((user if like.op == "placeholder" else like).meta, (*ORIGIN_KEYS, "backward"))
         kwargs = {} if layout is None else {"memory_format": layout}

@@ -74,9 +74,7 @@ class Recorder(TorchDispatchMode):
         self._last_input: Node | None = None
         self._inputs = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -234,8 +232,7 @@ class Recorder(TorchDispatchMode):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
-        strided = func is aten.as_strided.default
-        if strided and arguments(func, args, kwargs).get("storage_offset") is not None:
+        if func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None:
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")

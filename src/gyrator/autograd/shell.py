@@ -10,9 +10,11 @@ Which steps are needed is decided once. A program without mutation, aliased outp
 import linecache
 from collections.abc import Callable, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -146,6 +148,23 @@ def flattened(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         for placeholder, value in zip(pytree.tree_leaves(new[node]), values, strict=False):
             placeholder.meta["example_value"] = value
     return GraphModule(gm, graph)
+
+
+def lifted(gm: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
+    """`gm` with a placeholder, after its own, for each tensor that it holds and that may get a gradient; and those."""
+    tracked, held = torch.is_grad_enabled(), dict[str, Tensor]()
+    for node in gm.graph.nodes:
+        tracked = node.args[0] if node.target is torch._C._set_grad_enabled else tracked
+        names = [str(read.target) for read in node.all_input_nodes if tracked and read.op == "get_attr"]
+        held |= {name: x for name in names if isinstance(x := attrgetter(name)(gm), Tensor) and x.requires_grad}
+    if not held:
+        return gm, ()
+    graph = Graph()
+    new = {node: graph.node_copy(node) for node in gm.graph.find_nodes(op="placeholder")}
+    given = {name: graph.placeholder(f"held_{k}") for k, name in enumerate(held)}
+    new |= {node: given[node.target] for node in gm.graph.find_nodes(op="get_attr") if node.target in held}
+    graph.output(graph.graph_copy(gm.graph, new))
+    return GraphModule(gm, graph), tuple(held.values())
 
 
 def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:

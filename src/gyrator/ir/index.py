@@ -277,8 +277,7 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Index:
 
 def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
     """``k·d·(x // d) + k·(x % d)`` → ``k·x``; None where there is no such pair."""
-    mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if type(a) is Mod]
-    for i, atom in mods:
+    for i, atom in [(i, a) for i, (m, _) in enumerate(items) for a in m if type(a) is Mod]:
         monomial, c = items[i]
         rest = Index(((_divide_monomial(monomial, (atom,)) or (), c),))
         wanted = dict((rest * atom.den * div_mod(atom.num, atom.den)[0]).terms)

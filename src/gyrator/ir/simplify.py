@@ -161,8 +161,7 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
         return None if yes is None or no is None else Op("where", (arg.args[0], yes, no), dtype)
     if isinstance(arg, Op) and arg.name == "cast":
         inner = arg.args[0]
-        low = arg.dtype in _HALF and inner.dtype == torch.float32
-        if low and dtype == torch.float32 and not exact_rounding:
+        if arg.dtype in _HALF and inner.dtype == dtype == torch.float32 and not exact_rounding:
             return inner
         bytes_to_floats = inner.dtype in _BYTES and arg.dtype in _EXACT and dtype in _EXACT
         if arg.dtype == torch.int64 and inner.dtype == dtype == torch.float32 and _is_place(inner):

@@ -77,10 +77,8 @@ def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -
 
 
 def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
-    turned = {dimension(d, x.rank) for d in dims}
-    return b.pointwise(
-        out, lambda at: x.load(tuple([x.shape[k] - 1 - i if k in turned else i for k, i in enumerate(at)]))
-    )
+    over = {dimension(d, x.rank) for d in dims}
+    return b.pointwise(out, lambda at: x.load(tuple(x.shape[k] - 1 - i if k in over else i for k, i in enumerate(at))))
 
 
 LOWERINGS: Family = {

@@ -211,15 +211,13 @@ def _undilated(
     return sliding(shape, outputs, kernel, stride, padding, 1, *options)
 
 
-def _pool(
-    pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, given: TensorRef, *rest: Any
-) -> Any:
+def _pool(pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, x: TensorRef, *rest: Any) -> Any:
     """``rest``: for ``backward`` the forward's input, then the options, then for that of a maximum its indices."""
-    shapes = given.shape[-rank:], (out[0] if isinstance(out, tuple) else out).shape[-rank:]
+    shapes = x.shape[-rank:], (out[0] if isinstance(out, tuple) else out).shape[-rank:]
     tensors = [r for r in rest if isinstance(r, TensorRef)]
     options = [r for r in rest if not isinstance(r, TensorRef)]
     windows = layout(*(reversed(shapes) if backward else shapes), *options)
-    return NotImplemented if windows is None else pool(windows, b, out, given, *tensors[1:])
+    return NotImplemented if windows is None else pool(windows, b, out, x, *tensors[1:])
 
 
 _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (

@@ -135,9 +135,7 @@ class Runtime:
         launch = bind(address, count, index_error([(n, at and self.moved.get(at, at)) for n, at in places]))
         return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
-    def gpu_kernel(
-        self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None
-    ) -> Callable[..., object]:
+    def gpu_kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Callable[..., Any]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
         launch = (self.gpu or GpuKernels(self.folder, moved=self.moved)).kernel(name, programs, updated)
         return self._watched(name, _in_range(name, launch) if self.named else launch, gpu=True)

@@ -118,7 +118,7 @@ class _Chooser:
             return
         found = prologues(product, self._made, self.units)
         title = _title(call, product) + " with prologue" * bool(found)
-        ranked = self._ranked(title, (*found, call), _with_prologues(plain, product, found))
+        ranked = self._ranked(title, (*found, call), _prologued(plain, product, found))
         if not ranked:
             return
         best = ranked[0]
@@ -158,20 +158,18 @@ class _Chooser:
         logged = [parameters(product, unit.configs[0]) for unit in units]
         return tuple(Alternative(f"triton_{op}_{k}", "triton", (u,), logged[k]) for k, u in enumerate(units))
 
-    def _ranked(
-        self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...]
-    ) -> tuple[Alternative, ...]:
+    def _ranked(self, title: str, units: tuple[Unit, ...], ways: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
         """What was answered to an equal question, else what is answered now."""
-        key = canonical_text(alternatives[0].nodes), *((a.name, a.parameters) for a in alternatives)
+        key = canonical_text(ways[0].nodes), *((a.name, a.parameters) for a in ways)
         if key not in self._asked:
             part = part_of(self._program, units)
-            read = {v for a in alternatives for u in a.units for v in uses_of(u)}
+            read = {v for a in ways for u in a.units for v in uses_of(u)}
             packed = [p for p in self.packings.values() if p.value in read]
             at = {given.value: k for k, given in enumerate(part.inputs)}
             panels = tuple((k, at[p.source.value], *p.layout) for k, p in enumerate(packed, len(part.inputs)))
             part = replace(part, inputs=(*part.inputs, *(Input(p.value) for p in packed)))
-            self._asked[key] = tuple(a.name for a in self._ask(Question(title, part, alternatives, panels)))
-        by_name = {a.name: a for a in alternatives}
+            self._asked[key] = tuple(a.name for a in self._ask(Question(title, part, ways, panels)))
+        by_name = {a.name: a for a in ways}
         return tuple(by_name[name] for name in self._asked[key])
 
 
@@ -200,9 +198,7 @@ def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> No
         del units[next(k for k, u in enumerate(units) if u is unit)]
 
 
-def _with_prologues(
-    plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]
-) -> tuple[Alternative, ...]:
+def _prologued(plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]) -> tuple[Alternative, ...]:
     """The alternatives, each after the groups that make operands, then templates that compute these operands."""
     few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group))
     fused = [

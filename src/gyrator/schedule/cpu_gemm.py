@@ -175,11 +175,9 @@ def frozen(unit: Templated, right: View, program: Program, cpu: Cpu) -> tuple[Te
     return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),)), (packing,)
 
 
-def panels_of(
-    whole: Tensor, k: int, n: int, rk: int, rn: int, offset: int, depth: int, width: int, group: int
-) -> Tensor:
+def panels_of(whole: Tensor, k: int, n: int, rk: int, rn: int, at: int, depth: int, width: int, group: int) -> Tensor:
     """A part of a tensor in panels, as a packing with this layout says."""
-    source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + offset)
+    source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + at)
     padded = pad(source, (0, -n % width, 0, depth - k))
     return padded.view(depth // group, group, -1, width).permute(2, 0, 3, 1).reshape(-1, depth, width).contiguous()
 

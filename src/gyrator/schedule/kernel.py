@@ -247,8 +247,7 @@ class Writer:
         """What runs once per outer iteration before the spaces of ``level``: reductions' results, spaceless members."""
         stages: list[Loop | Stage] = []
         for member in self.members:
-            reduces = isinstance(member.nest.root, Reduce) and not member.down
-            if reduces and self.levels[member.position] == level - 1:
+            if isinstance(member.nest.root, Reduce) and not member.down and self.levels[member.position] == level - 1:
                 results = [v for v in defines(member.nest) if v in self.stored]
                 stages += [self._store(v, member, self._result_of(v)) for v in results]
         for member in self.members:
