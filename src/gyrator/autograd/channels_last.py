@@ -113,7 +113,8 @@ def _gains(node: Node) -> bool:
         return False
     small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
     if image.device.type == "cpu":
-        return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
+        slow = transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS
+        return not small and not slow and not _outweigh(filters, image)
     if depthwise := _depthwise(image, filters, groups):
         return depthwise <= LARGEST_FILTER and image.dtype.itemsize == 2
     return image.dtype.itemsize == 2 or _gains_in_float32(image, filters)
@@ -123,6 +124,12 @@ def _depthwise(image: Tensor, filters: Tensor, groups: object) -> int:
     """How many pixels each channel's own filter has, 0 if it has none."""
     sizes = (groups, image.shape[1], filters.shape[0])
     return prod(map(size_hint, filters.shape[2:])) if len(set(map(size_hint, sizes))) == 1 else 0
+
+
+def _outweigh(filters: Tensor, image: Tensor) -> bool:
+    """Whether filters of several pixels are far larger than images: a CPU's library lays them anew in each call."""
+    elements, pixels = (prod(map(size_hint, x.shape)) for x in (filters, image))
+    return image.device.type == "cpu" and elements > 4 * pixels and prod(map(size_hint, filters.shape[2:])) > 1
 
 
 def _gains_in_float32(image: Tensor, filters: Tensor) -> bool:
@@ -160,10 +167,8 @@ class _Rewriter:
                     if isinstance(before := self._original.get(argument), Tensor):
                         node.replace_input_with(argument, self._restored(node, argument, before))
 
-    def _lay(
-        self, node: Node, positions: Iterable[int], layout: memory_format, gains: Callable[[Tensor], bool]
-    ) -> None:
-        for position in positions:
+    def _lay(self, node: Node, places: Iterable[int], layout: memory_format, gains: Callable[[Tensor], bool]) -> None:
+        for position in places:
             given = node.args[position]
             if isinstance(given, Node) and isinstance(value := given.meta["val"], Tensor) and gains(value):
                 node.update_arg(position, self._copy(node, given, layout))
@@ -175,8 +180,9 @@ class _Rewriter:
         if not gains and node.target in _IMAGES:
             first = _IMAGES[node.target][-1]
             image, filters = values_of(node.args[first : first + 2])
-            loops = 0 < _depthwise(image, filters, node.args[first + 8]) <= LARGEST_FILTER
-            if image.dtype == torch.float32 and image.device.type == "cuda" and not loops:
+            free = 0 < _depthwise(image, filters, node.args[first + 8]) <= LARGEST_FILTER
+            free |= image.dtype != torch.float32 or image.device.type == "cpu"
+            if not free or _outweigh(filters, image):
                 return False  # a library may use tensor cores in another layout though it does not in eager's
         before = node.meta["val"]
         try:

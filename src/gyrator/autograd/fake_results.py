@@ -222,8 +222,7 @@ def _slice(x: FakeTensor, dim: int = 0, start: Any = None, end: Any = None, step
     """torch 2.11 may call a size by a new name, which nothing defines, where a run tells what it follows from."""
     size, sizes, strides = x.shape[dim], list(x.shape), list(x.stride())
     result: Tensor = aten.slice.Tensor(x, dim, start, end, step)
-    told = any(map(is_told_by_run, (start, end, size)))
-    if not told or not torch_compat.fresh_symbols(x.fake_mode, result):
+    if not any(map(is_told_by_run, (start, end, size))) or not torch_compat.fresh_symbols(x.fake_mode, result):
         return result
     given = 0 if start is None else start, size if end is None else end  # those that a run tells count from the start
     counted = [at if is_told_by_run(at) or at >= 0 else torch.sym_max(at + size, 0) for at in given]

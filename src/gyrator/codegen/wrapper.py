@@ -353,8 +353,7 @@ class _Wrapper:
             args += [f"out={self.name(v)}" for v in extern.out if v is not None]
         text = f"{self.operator(op)}({', '.join(args)})"
         self.lines += origin_comments(tuple(o for o in extern.origins if o.file)[:1], "#")
-        results = [v for v in extern.out if v is not None]
-        if step.into or not (results or extern.scalars):
+        if step.into or not (extern.scalars or any(v is not None for v in extern.out)):
             self.emit(text)
         else:
             self.results(extern, text)

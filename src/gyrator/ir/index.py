@@ -558,8 +558,7 @@ def _is_nonnegative_atom(atom: Atom) -> bool:
 def _sizes_nonnegative(index: Index) -> bool:
     """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
     sizes = {a for m, _ in index.terms for a in m if isinstance(a, Size)}
-    shifted = substitute(index, {a: a.index() + a.lo for a in sizes if a.lo})
-    if all(c >= 0 for _, c in shifted.terms):
+    if all(c >= 0 for _, c in substitute(index, {a: a.index() + a.lo for a in sizes if a.lo}).terms):
         return True
     ends: dict[Atom, Index] = {a: const(a.hi) for a in sizes if a.hi is not None}
     falls = all(not m or (c < 0 and (len(m) == 1 or all(map(_is_nonnegative_atom, m)))) for m, c in index.terms)

@@ -148,8 +148,7 @@ def unpadded(call: Extern, gpu: Gpu) -> Templated | None:
     if product is None or len(product.out.shape) != 2 or product.out.dtype.itemsize != 2:
         return None
     row = product.out.shape[1].value
-    work = 2 * volume((*product.out.shape, product.left.shape[1]), 1)
-    if row is None or row * 2 % ROW_BYTES == 0 or work < WORTH:
+    if row is None or row * 2 % ROW_BYTES == 0 or 2 * volume((*product.out.shape, product.left.shape[1]), 1) < WORTH:
         return None
     return next((Templated(call, name, (c,)) for name, c in gpu_configs(product, gpu) if name == "described"), None)
 

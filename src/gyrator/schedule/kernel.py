@@ -91,8 +91,7 @@ class Writer:
         """The loops and stages."""
         self._choose_rows()
         stages: list[Loop | Stage] = []
-        last = max(self.levels[m.position] + isinstance(m.nest.root, Reduce) for m in self.members)
-        for level in range(last + 1):
+        for level in range(max(self.levels[m.position] + isinstance(m.nest.root, Reduce) for m in self.members) + 1):
             stages += self._columns(self._outer_stages(level))
             for space in range(len(self.shape.spaces)):
                 stages += self._space(level, space)

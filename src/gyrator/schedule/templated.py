@@ -54,8 +54,7 @@ def product_group(product: Product, epilogue: Group | None, origins: tuple[Origi
         return group
     if not all(isinstance(m.nest.root, Pointwise) and m.nest.on_gpu == nest.on_gpu for m in epilogue.members):
         return None
-    reads = [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out]
-    for member, load in reads[:4]:
+    for member, load in [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out][:4]:
         joined = join(group, epilogue, group.members[0].coordinates(), member.read(load), product.out.shape)
         if isinstance(joined, Group) and joined.pointwise:
             return None if crossing_reads(joined, frozenset((FIRST,))) else joined

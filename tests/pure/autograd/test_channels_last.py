@@ -12,10 +12,17 @@ aten = torch.ops.aten
 FLOAT, HALF = torch.float32, torch.bfloat16
 
 
-def is_moved(dtype: torch.dtype, image: tuple[int, ...], filters: tuple[int, ...], *, transposed: bool = False) -> bool:
+def is_moved(
+    dtype: torch.dtype,
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    *,
+    transposed: bool = False,
+    device: str = "cuda",
+) -> bool:
     build = GraphBuilder(FakeResults(FakeTensorMode()))
     with build.fake_mode:
-        nodes = [build.placeholder("x", torch.empty(shape, dtype=dtype, device="cuda")) for shape in (image, filters)]
+        nodes = [build.placeholder("x", torch.empty(shape, dtype=dtype, device=device)) for shape in (image, filters)]
     channels = filters[0] if transposed else filters[1]
     how = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], image[1] // channels)
     build.graph.output((build.call(aten.convolution.default, (*nodes, None, *how), {}),))
@@ -51,6 +58,36 @@ def test_transposed_convolutions(dtype: torch.dtype) -> None:
 def test_float32_without_tensor_cores_stays() -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         assert not is_moved(FLOAT, (2, 32, 56, 56), (64, 32, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "moved"),
+    [
+        ((2, 960, 4, 4), (256, 960, 3, 3), False),  # which would be laid anew for a few pixels
+        ((2, 960, 4, 4), (256, 960, 1, 1), True),  # the same in both layouts
+        ((2, 960, 32, 32), (256, 960, 3, 3), True),
+        ((2, 960, 7, 7), (960, 1, 5, 5), True),
+    ],
+)
+def test_large_filters_of_small_images_stay_on_a_processor(
+    image: tuple[int, ...], filters: tuple[int, ...], moved: bool
+) -> None:
+    assert is_moved(FLOAT, image, filters, device="cpu") is moved
+    assert is_moved(HALF, image, filters)  # on a GPU
+
+
+def test_images_come_back_to_their_layout_for_filters_that_outweigh_them() -> None:
+    build = GraphBuilder(FakeResults(FakeTensorMode()))
+    with build.fake_mode:
+        shapes = ((2, 960, 8, 8), (960, 1, 3, 3), (256, 960, 3, 3))
+        x, own, all_channels = (build.placeholder(f"x{k}", torch.empty(shape)) for k, shape in enumerate(shapes))
+    y = build.call(aten.convolution.default, (x, own, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 960), {})
+    z = build.call(aten.convolution.default, (y, all_channels, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})
+    build.graph.output((z,))
+    prefer_layouts(build, always=True)
+    first, second = build.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert first.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last)
+    assert second.args[0].meta["val"].is_contiguous() and second.meta["val"].is_contiguous()
 
 
 @pytest.mark.parametrize(("dtype", "moved"), [(HALF, True), (FLOAT, False)])
