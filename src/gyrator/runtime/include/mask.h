@@ -509,7 +509,7 @@ template <class P, class E, class At, int... I> GY_FN P gather_part(const E* fro
 // Without a mask one by one, but where AMX tells of a processor (Sapphire Rapids or later) whose gathering
 // instructions take half the time: those of other ones take as long or longer, on some several times as long.
 template <int L, class T, class I> GY_FN Vec<T, L> gather(const T* from, Vec<I, L> offset) {
-#if defined(GY_AMX)
+#if defined(GY_AMX) && defined(GY_AVX512)
   if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 16 == 0) return gather<L>(from, offset, broadcast<L>(true), T{});
 #endif
   const auto at = unpack(offset);
