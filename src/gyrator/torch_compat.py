@@ -214,6 +214,8 @@ keep_gpu_busy: Callable[[], None] = partial(torch.cuda._sleep, 100_000)
 
 DUAL_LEVEL = "_current_level"
 """The attribute of `torch.autograd.forward_ad` that is -1 where no tensor has a tangent."""
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+"""What captured graphs call where the program turns gradients on or off."""
 
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 """A context in which no operator is cast by autocast."""

@@ -154,7 +154,7 @@ def lifted(gm: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
     """`gm` with a placeholder, after its own, for each tensor that it holds and that may get a gradient; and those."""
     tracked, held = torch.is_grad_enabled(), dict[str, Tensor]()
     for node in gm.graph.nodes:
-        tracked = node.args[0] if node.target is torch._C._set_grad_enabled else tracked
+        tracked = node.args[0] if node.target is torch_compat.SET_GRAD_ENABLED else tracked
         names = [str(read.target) for read in node.all_input_nodes if tracked and read.op == "get_attr"]
         held |= {name: x for name in names if isinstance(x := attrgetter(name)(gm), Tensor) and x.requires_grad}
     if not held:
