@@ -29,8 +29,8 @@ from typing import Any, get_args
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._C._autograd import DeviceType
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 

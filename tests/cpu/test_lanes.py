@@ -10,11 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests.acceptance import check
-
-ORDER = list(ISA_FLAGS)
-HERE = [isa for isa in ORDER[: ORDER.index(cpu_isa()) + 1] if "_" not in isa]
+from tests.cpu.runtime.headers import VECTORS_HERE
 
 
 def mixed(x: Tensor, half: Tensor, small: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
@@ -35,7 +32,7 @@ def places(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("isa", VECTORS_HERE)
 @pytest.mark.parametrize("fn", [mixed, places], ids=lambda fn: fn.__name__)
 def test_whole_and_partial_steps_are_right(fn: Callable[..., Any], isa: str, backend: str) -> None:
     for n in (1000, 1024, 1025):
@@ -44,7 +41,7 @@ def test_whole_and_partial_steps_are_right(fn: Callable[..., Any], isa: str, bac
         check(fn, given if fn is mixed else (x,), backend=backend, options={"cpu_isa": isa})
 
 
-@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("isa", VECTORS_HERE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_random_numbers_are_those_of_their_places(dtype: torch.dtype, isa: str, backend: str) -> None:
     """Also where a row does not begin at a multiple of four, whose elements share a call of Philox."""

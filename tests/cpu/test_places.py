@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests.acceptance import check
-
-ORDER = list(ISA_FLAGS)
-HERE = [isa for isa in ORDER[: ORDER.index(cpu_isa()) + 1] if "_" not in isa]
+from tests.cpu.runtime.headers import VECTORS_HERE
 
 
 def at_floats(x: Tensor, at: Tensor) -> Tensor:
@@ -24,7 +21,7 @@ def of_both(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return x.view(2, -1)[row, column], torch.where(at > 2, x.view(2, -1)[column.clamp(max=1), column], 0.5)
 
 
-@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("isa", VECTORS_HERE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)
 def test_elements_at_floats_are_eagers(dtype: torch.dtype, isa: str, backend: str) -> None:
     for n in (16, 1000, 1025):
@@ -33,7 +30,7 @@ def test_elements_at_floats_are_eagers(dtype: torch.dtype, isa: str, backend: st
         check(of_both, (x, torch.rand(n) * 29), backend=backend, options={"cpu_isa": isa})
 
 
-@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("isa", VECTORS_HERE)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
 def test_short_integers_count_from_both_ends(dtype: torch.dtype, isa: str, backend: str) -> None:
     def read(x: Tensor, at: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:

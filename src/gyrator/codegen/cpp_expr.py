@@ -23,7 +23,7 @@ from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, 
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
-from gyrator.ir.volume import at_most
+from gyrator.ir.volume import fits_32_bits
 
 _LONGEST, _STEM = 32, 24  # of a name, but for its number; of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
@@ -447,7 +447,7 @@ class Expressions(Blocks[Term, Block]):
     def _integer_for(self, index: Index) -> str:
         """``int32_t`` where all that varies but in steps is places of 32 bits, and no sum of them needs more."""
         varying = [a for m, _ in self._by_lanes(index)[1].terms for a in m if self._step(a) is not ZERO]
-        fits = all(c > 0 for _, c in index.terms) and (at_most(index) or 1 << 31) < 1 << 31
+        fits = fits_32_bits(index) and all(c > 0 for _, c in index.terms)
         return "int32_t" if varying and fits and all(map(_has_32_bits, varying)) else "int64_t"
 
     def _vector_atom(self, atom: Atom, integer: str) -> Term:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import prod
 
 from gyrator.ir.expr import Checked, Expr, Op, Random, Value
-from gyrator.ir.index import Atom, Axis, Index, Size, evaluate, upper
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Mod, Size, evaluate, lower, upper
 from gyrator.ir.ops import OPS
 
 UNKNOWN_SIZE = 64
@@ -49,6 +49,16 @@ def at_most(index: Index) -> int | None:
     """The most that an index can be, if that is known."""
     bound = upper(index)
     return None if bound is None else bound.value
+
+
+def fits_32_bits(index: Index) -> bool:
+    """Whether an index provably stays within 32 bits, and so does what it is computed from."""
+    low, high = lower(index), upper(index)
+    if low is None or high is None or low.value is None or high.value is None:
+        return False
+    if low.value < -(1 << 31) or high.value >= 1 << 31:
+        return False
+    return all(fits_32_bits(i) for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den))
 
 
 def bytes_of(value: Value) -> int:

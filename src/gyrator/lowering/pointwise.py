@@ -122,7 +122,8 @@ def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """π of negative numbers, else 0; NaN stays."""
 
     def body(a: Expr) -> Expr:
-        return op("where", op("ne", a, a), a, op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0)))
+        half_turn = op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0))
+        return op("where", op("ne", a, a), a, half_turn)
 
     return b.elementwise(out, (x,), body)
 

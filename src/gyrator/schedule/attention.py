@@ -20,10 +20,9 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index, dot
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
-from gyrator.ir.volume import iterations
+from gyrator.ir.volume import fits_32_bits, iterations
 from gyrator.lowering.typed import cast, op
 from gyrator.schedule.canonical import named, stem_of
-from gyrator.schedule.gpu_tiling import fits
 from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import FLOATS, Templated, Unit
@@ -184,7 +183,7 @@ def _tiling(stage: Attend, every: Sequence[Config]) -> Tiling | None:
     """The grids of a GPU, one for each text of the template: with roles for warps, and without."""
     *outer, row, column = stage.axes
     tiles = (Tile(row, "BLOCK_M"), Tile(column, "BLOCK_N"))[:: -1 if stage.template == "columns" else 1]
-    wide = not all(fits(i) for f in stage.functions for load in f.loads() for i in load.index)
+    wide = not all(fits_32_bits(i) for f in stage.functions for load in f.loads() for i in load.index)
     texts = [tuple(c for c in every if bool(c.registers) is roles) for roles in (False, True)]
     tiling: Tiling | None = None
     for configs in filter(None, texts):

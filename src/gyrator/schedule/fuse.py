@@ -183,9 +183,11 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
         return Refused("one long row would run on one core")
     demoted = first.pointwise or second.pointwise
     strided = across_rows(group)
-    if strided and rows < WIDE and rows * row > 2 * BIG_ROW and not group.only_reduces and waits_for_reduction(group):
+    few = strided and rows < WIDE and rows * row > 2 * BIG_ROW
+    if few and not group.only_reduces and waits_for_reduction(group):
         return Refused("a few columns would run on one core")
-    if strided and (phased or (demoted and not any(isinstance(m.nest.root, Reduce | Scan) for m in group.members))):
+    reduces = any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
+    if strided and (phased or (demoted and not reduces)):
         return Refused("the rows would be read with a stride")
     return None
 

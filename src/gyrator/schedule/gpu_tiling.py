@@ -9,12 +9,11 @@ from math import prod
 
 from gyrator.ir import tree
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
+from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
-from gyrator.ir.volume import at_most, bytes_of, iterations, volume
+from gyrator.ir.volume import at_most, bytes_of, fits_32_bits, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 
-MAX_INDEX = 1 << 31
 WHOLE_ROW = 1 << 15
 """Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
 WHOLE_SUM = 1 << 12
@@ -323,14 +322,4 @@ def power(n: int | None) -> int:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether a position may need 64 bits."""
-    return not all(fits(i) for i in tree.indices_in(kernel.body))
-
-
-def fits(index: Index) -> bool:
-    """Whether an index provably stays within 32 bits, and so does what it is computed from."""
-    low, high = lower(index), upper(index)
-    if low is None or high is None or low.value is None or high.value is None:
-        return False
-    if low.value < -MAX_INDEX or high.value >= MAX_INDEX:
-        return False
-    return all(fits(i) for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den))
+    return not all(fits_32_bits(i) for i in tree.indices_in(kernel.body))

@@ -3,10 +3,9 @@
 import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Op
+from gyrator.ir.index import const
 from gyrator.ir.program import Program, map_nests
-from gyrator.ir.volume import at_most
-
-_END = 1 << 31
+from gyrator.ir.volume import fits_32_bits
 
 
 def narrow_places(program: Program) -> Program:
@@ -19,14 +18,14 @@ def narrow_places(program: Program) -> Program:
 
 def _narrowed(expr: Expr) -> Expr | None:
     match expr:
-        case Checked(arg, size, mask) if (at_most(size) or _END) < _END and (short := _in_32_bits(arg)) is not None:
+        case Checked(arg, size, mask) if fits_32_bits(size) and (short := _in_32_bits(arg)) is not None:
             return Op("cast", (Checked(short, size, mask),), torch.int64)
     return None
 
 
 def _in_32_bits(expr: Expr) -> Expr | None:
     match expr:
-        case Const(int(value)) if abs(value) < _END:
+        case Const(int(value)) if fits_32_bits(const(value)):
             return Const(value, torch.int32)
         case Op("cast", (arg,)) if arg.dtype not in (torch.bool, torch.int64):
             return arg if arg.dtype == torch.int32 else Op("cast", (arg,), torch.int32)

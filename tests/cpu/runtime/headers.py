@@ -18,6 +18,9 @@ from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
 
 _ORDER = tuple(ISA_FLAGS)
 
+VECTORS_HERE = [isa for isa in _ORDER[: _ORDER.index(cpu_isa()) + 1] if "_" not in isa]
+"""Instruction sets of this processor whose vectors differ; those between avx512 and amx differ in products alone."""
+
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(_ORDER.index(mode) > _ORDER.index(cpu_isa()), reason=f"no {mode}"))
     for mode in _ORDER[:3]

@@ -11,10 +11,12 @@ import torch
 from gyrator.codegen.cpp import print_kernel
 from gyrator.errors import InternalCheckError, UnsupportedInput
 from gyrator.ir.check import check_kernel
+from gyrator.ir.expr import Checked
+from gyrator.ir.index import Indirect, as_index
 from gyrator.ir.tree import Carry, Kernel, Param
 from gyrator.origin import Origin
 from tests.cpu.codegen import kernels
-from tests.cpu.codegen.harness import axis, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor
+from tests.cpu.codegen.harness import axis, cast, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor
 
 S0, S1 = size("s0"), size("s1")
 
@@ -59,6 +61,18 @@ def test_checks_are_numbered_in_the_order_of_their_text() -> None:
     (check,) = printed.checks
     assert "gy::check_index(idx_0, 50257, status, 1)" in printed.text
     assert repr(check) == "checked(idx[i], 50257)"
+
+
+@pytest.mark.parametrize(("width", "bits"), [(1 << 28, 32), ((1 << 29) - 1, 32), (1 << 29, 32), ((1 << 29) + 1, 64)])
+def test_offsets_have_32_bits_where_no_sum_of_places_needs_more(width: int, bits: int) -> None:
+    """The last element of a table of 4 rows of 2**29 has position 2**31 - 1."""
+    table, at, y = tensor("table", 4, width), tensor("at", 64, dtype=torch.int32), tensor("y", 64)
+    i, j = axis("i", 4), axis("j", 16)
+    place = load(at, i.index() * 16 + j.index())
+    row, column = (Indirect(cast(Checked(place, as_index(n)), torch.int64), as_index(n)).index() for n in table.shape)
+    body = store(y, (i.index() * 16 + j.index(),), load(table, row, column))
+    text = print_kernel(kernel("far", [table, at], [y], serial(i, lanes(j, body)))).text
+    assert f"int{bits}_t({width})" in text and text.count("gy::check_index(lanes, at_0, ") == 2
 
 
 def test_parameters_that_share_memory_are_not_restricted() -> None:

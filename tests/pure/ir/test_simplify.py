@@ -25,6 +25,17 @@ def test_a_mask_that_is_scaled_is_a_choice(dtype: torch.dtype) -> None:
     assert isinstance(negative, Op) and negative.args[2] is Const(-0.0, dtype)
 
 
+def test_a_choice_of_literals_is_converted_as_literals() -> None:
+    def choice(yes: float, no: float, dtype: torch.dtype) -> Op:
+        return Op("where", (MASK, Const(yes, dtype), Const(no, dtype)), dtype)
+
+    integers = choice(1, 0, torch.int64)
+    assert RULE(Op("cast", (integers,), torch.float32)) is choice(1.0, 0.0, torch.float32)
+    assert RULE(Op("cast", (choice(2.7, -1.5, torch.float32),), torch.int64)) is choice(2, -1, torch.int64)
+    infinite = choice(1.0, float("inf"), torch.float32)  # what integer becomes of it depends on the machine
+    assert RULE(Op("cast", (infinite,), torch.int64)) is None
+
+
 def test_what_is_rounded_to_16_bits_is_not_scaled_beforehand() -> None:
     assert scaled("div", 0.9, torch.bfloat16) is None
 

@@ -207,12 +207,14 @@ def test_the_position_of_the_largest_of_few_is_found_without_a_loop() -> None:
     assert reductions(lambda a: a.argmax(-1), ties) == reductions(lambda a: a.argmin(-1), ties) == 0
 
 
-def test_where_to_read_is_found_once_for_all_channels() -> None:
+@pytest.mark.parametrize("channels", [3, 16, 20])
+def test_where_to_read_is_found_once_for_all_channels(channels: int) -> None:
     sample = lambda a, grid: F.grid_sample(a, grid, align_corners=False)  # noqa: E731
-    (kernel,) = scheduled(sample, (x(2, 20, 6, 32), x(2, 5, 32, 2).tanh())).plan.kernels
+    (kernel,) = scheduled(sample, (x(2, channels, 6, 32), x(2, 5, 32, 2).tanh())).plan.kernels
     loops = list(walk_loops(kernel.body))
     assert [loop.kind for loop in loops[-2:]] == [LoopKind.LANES, LoopKind.SERIAL]
     assert loops[-1].axis.extent.value != 32
+    assert (loops[-1].axis.extent.value == channels) == (channels <= 16)  # beyond it, a block of them
 
 
 def test_a_product_with_a_column_is_part_of_a_kernel() -> None:
