@@ -65,7 +65,7 @@ def compile_program(
             return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
 
     call = assemble(traced, gm, example_inputs, complete)
-    if any(isinstance(value, Tensor) and type(value) not in (Tensor, Parameter) for value in example_inputs):
+    if any(isinstance(value, Tensor) and type(value) not in (Tensor, Parameter, FakeTensor) for value in example_inputs):
         call = partial(_without_functions, call)  # capture has written out what subclasses do
     if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
 
@@ -219,7 +219,7 @@ class Backend:
         Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled."""
         torch_compat.guard_parameters()
         config = Config.from_options(mode, options)
-        if any(isinstance(example, FakeTensor) for example in example_inputs):
+        if any(isinstance(x, FakeTensor) and torch_compat.is_of_user(x) for x in example_inputs):
             return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory
         name = f"graph{next(self._numbers)}"
         gm, held = lifted(gm)

@@ -268,6 +268,13 @@ def tracing_under(mode: Any) -> AbstractContextManager[None]:
     return nullcontext() if context.try_get() is None else context.patch(fake_mode=mode)
 
 
+def is_of_user(fake: Any) -> bool:
+    """Whether a fake tensor is of the user's mode, not of capture's: of that are the inputs of parts of a graph, into
+    which DDP cuts it."""
+    context = torch._guards.TracingContext.try_get()
+    return context is not None and fake.fake_mode is not context.fake_mode
+
+
 def qualified_name(function: object) -> str | None:
     """`torch.nn.functional.gelu` and so on, also for functions written in C; None if it has no name."""
     try:

@@ -141,6 +141,15 @@ def test_under_a_fake_mode_shapes_alone_are_computed(folder: Path) -> None:
     assert isinstance(result, FakeTensor) and result.shape == (6, 10)
 
 
+def test_a_graph_is_compiled_for_fake_inputs_too() -> None:
+    graph = torch.fx.symbolic_trace(softmax)
+    with FakeTensorMode():
+        example = torch.randn(6, 10)
+    run, x = backend(graph, [example]), torch.randn(6, 10)
+    assert run is not graph.forward
+    torch.testing.assert_close(run(x), softmax(x))
+
+
 def test_reset_gives_memory_back(folder: Path) -> None:
     """Each time, though torch tells its backends only after a function was wrapped."""
     run = compiled(softmax, cache_dir=folder)

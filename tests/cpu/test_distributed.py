@@ -1,5 +1,6 @@
 """Programs of several processes: what they share is gradients, parameters, or tensors in parts."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import gyrator
 from gyrator.schedule.plan import Allocate
@@ -57,3 +59,36 @@ def test_an_input_that_a_collective_reads_is_updated_at_the_end(tmp_path: Path) 
     torch.testing.assert_close((found, x), (updated(eager), eager))
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert ".copy_(" in wrapper.read_text()
+
+
+class Stack(torch.nn.Module):
+    """Layers of a megabyte each, of which DDP makes parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x))
+        return x
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_parts_that_ddp_cuts_a_graph_into_are_compiled(tmp_path: Path, dynamic: bool) -> None:
+    model = Stack()
+    eager = copy.deepcopy(model)
+    parallel = DistributedDataParallel(model, bucket_cap_mb=1)
+    run = torch.compile(parallel, backend="gyrator", dynamic=dynamic, options={"cache_dir": tmp_path})
+    for batch in (4, 3):
+        x = torch.randn(batch, 512)
+        found, expected = run(x), eager(x)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        for parameter, other in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), eager(x))
+    assert len([*tmp_path.glob("graphs/??/*/wrapper.py")]) >= 4  # parts that are equal have one
