@@ -21,12 +21,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import isolated, measure, model_row
@@ -76,7 +77,8 @@ def sharded(model: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, peer: str
         if peer != "eager":
             block.compile(backend=peer)
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def tensor_parallel(model: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, peer: str) -> nn.Module:
@@ -111,7 +113,7 @@ def stepper(task: Task, peer: str, mesh: DeviceMesh) -> tuple[nn.Module, Callabl
     assert isinstance(blocks, nn.ModuleList)
     model = WAYS[task.way](given.model, blocks, mesh, peer)
     torch.manual_seed(0 if task.way == "tensor_parallel" else mesh.get_rank())
-    tokens = torch.randint_like(given.batch["input_ids"], 3, given.model.config.vocab_size)  # type: ignore[union-attr]
+    tokens = torch.randint_like(given.batch["input_ids"], 3, int(given.batch["input_ids"].max()))
 
     def step() -> None:
         model(input_ids=tokens, labels=tokens)["loss"].backward()
@@ -178,7 +180,7 @@ def work(rank: int, world: int, task: Task, folder: str) -> None:
     if cuda is not None:
         torch.cuda.set_device(cuda)
     os.environ.update(isolated.environment(Path(folder, str(rank)), world))
-    store = dist.FileStore(str(Path(folder, "store")), world)
+    store = FileStore(str(Path(folder, "store")), world)
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world, store=store, device_id=cuda)
     found = observed(task, init_device_mesh(task.device, (world,)))
     if rank == 0:
@@ -197,7 +199,7 @@ def rows(options: argparse.Namespace, limits: Limits) -> Iterator[Row]:
         dtype = "bfloat16" if options.device == "cuda" else "float32"
         task = Task(model, way, options.size, options.device, dtype, options.peers, options.rounds)
         with tempfile.TemporaryDirectory(prefix="gyrator_rows_", ignore_cleanup_errors=True) as folder:
-            context = mp.start_processes(  # type: ignore[no-untyped-call]
+            context = start_processes(
                 work, (options.processes, task, folder), options.processes, join=False, start_method="spawn"
             )
             error = None

@@ -65,7 +65,7 @@ def compile_program(
             return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
 
     call = assemble(traced, gm, example_inputs, complete)
-    if any(isinstance(value, Tensor) and type(value) not in (Tensor, Parameter, FakeTensor) for value in example_inputs):
+    if any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter, FakeTensor) for x in example_inputs):
         call = partial(_without_functions, call)  # capture has written out what subclasses do
     if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from gyrator.schedule import gpu_attention
 from tests.acceptance import assert_matches
@@ -149,3 +150,30 @@ def test_sizes_that_change() -> None:
     for batch, m, n in ((1, 200, 200), (3, 77, 333), (2, 256, 128)):
         shapes = ((batch, 4, m, 128), (batch, 4, n, 128), (batch, 4, n, 128))
         assert_right(fn, compiled, [made(s, BF16) for s in shapes])
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "bias"])
+@pytest.mark.parametrize(
+    ("rows", "keys", "width"), [(16, 16, 6), (49, 49, 32), (64, 64, 64), (200, 33, 24), (1, 20, 64)]
+)
+def test_few_keys_are_as_exact_as_the_librarys(rows: int, keys: int, width: int, kind: str, gradients: bool) -> None:
+    def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, mask, is_causal=kind == "causal", enable_gqa=True)
+
+    mask = made((1, 8, rows, keys), BF16) if kind == "bias" else None
+    if kind == "padding":
+        mask = (torch.arange(keys, device="cuda") < torch.tensor([[1], [keys], [9]], device="cuda"))[:, None, None]
+    tensors = [made((3, h, n, width), BF16, transposed=True) for h, n in ((8, rows), (4, keys), (4, keys))]
+    found = []
+    compiled = torch.compile(run, backend="gyrator", dynamic=False)
+    for call, dtype in ((compiled, BF16), (run, BF16), (run, torch.float64)):
+        torch._dynamo.reset()
+        leaves = [x.detach().to(dtype).requires_grad_(gradients) for x in tensors]
+        out = call(*leaves, mask.to(dtype) if kind == "bias" and mask is not None else mask)
+        grads = torch.autograd.grad(out, leaves, made(out.shape, dtype)) if gradients else ()
+        found.append([out.detach(), *grads])
+    if width % 8 == 0 and rows > 1:  # the library's are padded, or of one row
+        assert found[0][0].stride() == found[1][0].stride()
+    for tensors_alike in zip(*found, strict=True):
+        assert_matches(*(x.contiguous() for x in tensors_alike), slack=4)

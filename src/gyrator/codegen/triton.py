@@ -219,8 +219,8 @@ class Printer(Expressions):
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
         if isinstance(stage := self.kernel.body[0], Attend):
-            self.functions += score_functions(self, stage)
             self.described = self.descriptors and self.tiling.configs[0].registers > 0
+            self.functions += score_functions(self, stage, gluon=self.described)
             call = f"{'hopper' if self.described else 'attention'}.{stage.template}"
             self._call(call, attention_arguments(self, stage))
             return attention_grid(stage, self._sizes)

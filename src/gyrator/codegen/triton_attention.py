@@ -73,8 +73,8 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
     ]
 
 
-def score_functions(printer: Expressions, stage: Attend) -> Iterator[str]:
-    """The functions that the template calls."""
+def score_functions(printer: Expressions, stage: Attend, *, gluon: bool) -> Iterator[str]:
+    """The functions that the template calls, in ``gluon`` or not."""
     tiled = frozenset(printer.tile_of)
     known: dict[Key, Term] = {}
     for letter, axis in zip("bhij", stage.axes, strict=True):
@@ -84,4 +84,4 @@ def score_functions(printer: Expressions, stage: Attend) -> Iterator[str]:
         known[Ref(score, torch.float32, frozenset(stage.axes))] = Term(score, axes=tiled, name=True)
     reads, element = reads_of(printer, stage), stage.operands[0].value.dtype
     for (name, scores), expr in zip(FUNCTIONS.items(), stage.functions, strict=False):
-        yield from function_lines(name, (*scores, *"bhij"), expr, printer, reads, known, element)
+        yield from function_lines(name, (*scores, *"bhij"), expr, printer, reads, known, element, apart=not gluon)

@@ -69,6 +69,7 @@ class Expressions(Blocks[Term, Block]):
         self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
         self.asserts = False
+        self.apart = False
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
         grid = {loop.axis for loop in grid_loops(kernel)}
         self._rows = frozenset(t.axis for t in tiling.tiles if t.axis not in grid)  # their loops lie within a program
@@ -227,7 +228,9 @@ class Expressions(Blocks[Term, Block]):
             tail += ', eviction_policy="evict_last"'
         elif (self.loop_number and last > 1 and e in self.again) or (e.value in self._last and e not in self.again):
             tail += ', eviction_policy="evict_first"'
-        return made_of(f"tl.load({at.text}{tail})", at, *conditions)
+        loaded = made_of(f"tl.load({at.text}{tail})", at, *conditions)
+        small = e.dtype.itemsize < 4 and self.apart and len(at.axes) == 1
+        return replace(loaded, text=f"attention.set_apart({loaded.text})") if small else loaded
 
     def _checked(self, e: Checked) -> Term:
         """Wrap a negative index, and assert that it is in range."""
@@ -396,6 +399,7 @@ def function_lines(
     *,
     tiles: Sequence[Tile] = (),
     bounds: Mapping[Axis, Term] | None = None,
+    apart: bool = False,
 ) -> Iterator[str]:
     """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``:
 
@@ -405,7 +409,8 @@ def function_lines(
             return tl.load(weights + (inner * 64 + column)).to(tl.float32) * tl.load(scales + column)
 
     ``tiles`` are the kernel's own by default, ``bounds`` where it loads along an axis. ``element`` is the type of the
-    tensors it works for: functions are cheaper where that is small."""
+    tensors it works for: functions are cheaper where that is small. ``apart``: rows and
+    columns of small numbers are loaded apart from the tile."""
     body: Loop | Let = Let(Ref("result", expr.dtype, expr.axes()), expr)
     for axis in reversed([key for key in known if isinstance(key, Axis)]):
         body = Loop(axis, LoopKind.PARALLEL, (body,))
@@ -413,6 +418,7 @@ def function_lines(
     tiling = replace(outer.tiling, tiles=tuple(tiles) or outer.tiling.tiles)
     printer = Expressions(replace(outer.kernel, body=(body,)), tiling, names)
     printer.pointers, printer.narrow, printer.bounds = outer.pointers, is_small(element), {**(bounds or {})}
+    printer.apart = apart
     for key, term in (*known.items(), *((size, outer.index(size.index())) for size in expr.sizes())):
         printer.bind(key, replace(term, depth=0))
     result = printer.value(expr).text

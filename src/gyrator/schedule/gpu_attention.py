@@ -59,11 +59,15 @@ def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gp
     item, of_columns = views[0].value.dtype.itemsize, template == "columns"
     width = max(16, *(power(view.shape[-1].value) for view in views[:3]))
     tf32 = int(item == 4 and float32_matmul_precision() != "highest")
+    rows, columns = (max(16, power(view.shape[2].value or 1 << 30)) for view in views[:2])
     most = 1 << (14 if item == 2 or tf32 else 10)  # without tensor cores operands lie in registers too
     found: dict[Config, None] = {}
     for text in _BLOCKS[template].split(","):
         m, n, warps, stages, widest = map(int, text.split())
         m, n = gcd(m, sides[0]), gcd(n, sides[1])
+        if m > rows or n > columns:
+            m, n = min(m, rows), min(n, columns)
+            warps = max(min(warps, m * n >> 10), 1)
         kept, walked = (n, m) if of_columns else (m, n)
         shared = (kept * (1 + (template in ("rows", "columns"))) + 2 * walked * stages) * width * item
         sums = (kept * width * (1 + of_columns) + 2 * m * n) * item

@@ -93,6 +93,16 @@ def rows_of(pid, sizes, BLOCK_M: tl.constexpr):
     return plane // heads, plane % heads, (tiles - 1 - tile) * BLOCK_M
 
 
+@triton.jit
+def set_apart(numbers):
+    """The same numbers, [ROWS, 1] or [1, COLUMNS]. Where they have less than four bytes, Triton 3.6 would else compute
+    the whole tile in the layout in which they were loaded, and spill."""
+    if numbers.shape[0] == 1:
+        return tl.reshape(numbers, [numbers.shape[1]])[None, :]
+    else:
+        return tl.reshape(numbers, [numbers.shape[0]])[:, None]
+
+
 # -- which blocks are walked ---------------------------------------------------------------------------------
 @triton.jit
 def listed(counts, numbers, b, h, block):
@@ -123,11 +133,14 @@ def place(t, numbers, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.conste
 @triton.jit
 def scored(
     raw, b, h, i, j, m, n, scale, score, keep, reads,
-    KEPT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr,
+    KEPT: tl.constexpr, WITHIN: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """The scores of a tile, in the units that ``unit`` says, and the products as ``score`` got them."""
+    """The scores of a tile, in the units that ``unit`` says, and the products as ``score`` got them. WITHIN: there are
+    all columns of it."""
     at_i = tl.minimum(i, m - 1)
-    at_j = tl.minimum(j, n - 1)
+    at_j = j
+    if not WITHIN:  # else neighbours in memory are seen as such
+        at_j = tl.minimum(j, n - 1)
     scores = raw
     if not PLAIN:
         raw = raw * scale
@@ -175,7 +188,7 @@ def walk(
         k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_N)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, True, EVEN_N, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_N, True, EVEN_N, PLAIN)
         new = tl.maximum(top, tl.max(scores, 1) * factor)
         safe = new
         if not (KEPT and PLAIN and (EVEN_N or PARTS == 1)):  # a share may begin behind the last key, in a large block
@@ -379,7 +392,7 @@ def walk_columns(
         v = load_rows(values, value, start, n, BLOCK_N, V, d_out.shape[1], EVEN_N)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_N)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, True, EVEN_N, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_N, True, EVEN_N, PLAIN)
         weights = tl.math.exp2(scores * factor - sums[:, None])
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         d_scores = weights * (d_weights - delta[:, None])
@@ -451,7 +464,7 @@ def walk_rows(
         raw = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         sum_ = load_sums(sums_of, sums, start, m, BLOCK_M, EVEN_M)
         i = start + tl.arange(0, BLOCK_M)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_M, True, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, False, EVEN_M, True, PLAIN)
         weights = tl.math.exp2(scores * factor - sum_[None, :])
         d_out = load_rows(grads, grad, start, m, BLOCK_M, V, v.shape[1], EVEN_M)
         d_value = tl.dot(weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)

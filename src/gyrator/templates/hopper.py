@@ -136,7 +136,7 @@ def powers(
     """The powers of a tile of scores; the greatest scores and sums with them, and what the old sums shrink by."""
     factor = unit(scale, PLAIN)
     i, j = i[:, None], j[None, :]
-    scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, True, True, EVEN_N, PLAIN)
+    scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, True, False, True, EVEN_N, PLAIN)
     if not OPEN:  # noqa: SIM102 - decided when it is compiled
         if masked:
             kept = keep(b, h, gl.minimum(i, m - 1), gl.minimum(j, n - 1), reads)

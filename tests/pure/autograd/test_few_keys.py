@@ -1,0 +1,89 @@
+"""scaled_dot_product_attention of few keys on a GPU: the operator of our template, which means the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyrator.autograd import fused_attention
+from tests.pure.autograd.harness import Graphs, compiled
+
+KEYS, MASKS = 7, ("none", "causal", "bool", "padding", "bias", "number")
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention, "FEW_ON", "cpu")
+    monkeypatch.setattr(fused_attention, "NARROW", 8)
+    monkeypatch.setattr(fused_attention, "FEW", {"bool": 8, "plain": 9, "other": 8})
+    monkeypatch.setattr(fused_attention, "DEVICES", ("cpu",))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def operands(*, heads: int = 4, groups: int = 4, rows: int = 5, keys: int = KEYS, width: int = 6) -> list[Tensor]:
+    shapes = (2, rows, heads, width), (2, keys, groups, width), (2, keys, groups, width)
+    return [torch.randn(shape, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def mask_of(kind: str) -> Tensor | None:
+    """A row of `bool` sees no key."""
+    if kind == "bool":
+        return torch.arange(KEYS) < torch.arange(5)[:, None]
+    if kind == "padding":
+        return (torch.arange(KEYS) < torch.tensor([[3], [7]]))[:, None, None]
+    if kind == "bias":
+        return torch.randn(1, 4, 5, KEYS, dtype=torch.bfloat16)
+    return (
+        torch.zeros(5, KEYS, dtype=torch.bfloat16).index_fill(1, torch.tensor([2]), -3e4) if kind == "number" else None
+    )
+
+
+def operators(graphs: Graphs) -> list[str]:
+    return [str(n.target) for g in graphs.modules.values() for n in g.graph.nodes if "attention" in str(n.target)]
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("kind", MASKS)
+def test_values_and_gradients_are_the_librarys(kind: str, groups: int) -> None:
+    given, mask = operands(groups=groups), mask_of(kind)
+    run, graphs = compiled(attention, fuses=True)
+    found, tangent = [], torch.randn(2, 4, 5, 6)
+    for call, dtype in ((run, torch.bfloat16), (attention, torch.float64)):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in given]
+        exact = mask.double() if mask is not None and mask.dtype != torch.bool and dtype == torch.float64 else mask
+        out = call(*leaves, exact, kind == "causal")
+        found.append([out, *torch.autograd.grad(out, leaves, tangent.to(dtype))])
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), exact, atol=0.05, rtol=0.02)
+    assert found[0][0].stride() == attention(*given, mask, kind == "causal").stride()
+    assert operators(graphs) == ["gyrator_attention"] * 3
+
+
+@pytest.mark.parametrize("case", ["many keys", "wide", "float32", "dropout", "bias with a gradient", "math alone"])
+def test_the_library_stays(case: str) -> None:
+    given = operands(keys=10 if case == "many keys" else KEYS, width=16 if case == "wide" else 6)
+    given = [x.float() for x in given] if case == "float32" else given
+    bias = mask_of("bias")
+    mask = bias.requires_grad_() if bias is not None and "gradient" in case else None
+
+    def dropped(*args: Tensor | None) -> Tensor:
+        q, k, v, mask = args
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.5 if case == "dropout" else 0.0)
+
+    run, graphs = compiled(dropped, fuses=True)
+    kernels = [torch.nn.attention.SDPBackend.MATH] if case == "math alone" else list(KERNELS)
+    with torch.nn.attention.sdpa_kernel(kernels):
+        run(*given, mask).sum().backward()
+    assert "gyrator_attention" not in operators(graphs)
+
+
+KERNELS = (
+    torch.nn.attention.SDPBackend.FLASH_ATTENTION,
+    torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION,
+    torch.nn.attention.SDPBackend.MATH,
+)
