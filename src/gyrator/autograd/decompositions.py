@@ -172,7 +172,7 @@ def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options
     if points and of_weight and w.shape[1] < 16 and x.is_cpu and x.dtype == torch.float32:
         # here oneDNN writes beyond the memory of the filters' gradient, where channels are neighbours
         rest = aten.convolution_backward.default(g, x, w, biases, *layout, [of_input, False, of_bias])
-        for dim, step in enumerate(stride, 2):
+        for dim, step in zip(range(2, x.ndim), [*stride] * 3, strict=False):  # one may be for all sides
             x = aten.slice.Tensor(x, dim, None, None, step)
         return rest[0], (g.flatten(2) @ x.flatten(2).mT).sum(0).view_as(w), rest[2]
     filters = w.shape[0]

@@ -102,6 +102,9 @@ def test_gradients_of_filters_of_a_point_in_steps_are_products(mask: list[bool],
         if wide is not None:
             assert_matches(got, eager, wide)
     assert decomposed(g, x, w, [5], [2, 3], [0, 0], [1, 1], False, [0, 0], 1, [True, False, True]) is NotImplemented
+    _, one_step, _ = decomposed(g[..., :8, :8], x[..., :15, :15], w, [5], [2], [0], [1], False, [0], 1, mask)
+    _, steps, _ = decomposed(g[..., :8, :8], x[..., :15, :15], w, [5], [2, 2], [0, 0], [1, 1], False, [0, 0], 1, mask)
+    torch.testing.assert_close(one_step, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
