@@ -17,7 +17,7 @@ _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _HALF = (torch.bfloat16, torch.float16)
 _BYTES, _EXACT = (torch.int8, torch.uint8), (*_HALF, torch.float32, torch.float64)
 _HUGE = 1 << 32
-"""A factor for which numbers are no places: of a hash, say, whose int64 wraps around, as no index does."""
+"""A factor for which numbers are no places: of a hash, say, whose int64 wraps around, as no index does; powers too."""
 
 
 def simplifier(*, exact_rounding: bool) -> Rule:
@@ -84,8 +84,7 @@ def _is_within(expr: Expr, name: str, limit: float) -> bool:
 
 
 def _within(expr: Expr, holds: frozenset[Expr]) -> Expr:
-    """``expr`` where these masks hold: what is chosen within the branches of a choice, as the parts of a concatenation
-    are, is not asked again.
+    """``expr`` where these masks hold: within branches of a choice, as of a concatenation's parts, none is asked again.
 
     ``where(i < 2, a, where(i >= 2 and i < 4, b, c))``  →  ``where(i < 2, a, where(i < 4, b, c))``"""
     if not isinstance(expr, Op) or expr.name != "where":
@@ -117,11 +116,8 @@ def _folded(op: Op) -> Const | None:
     return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
 
 
-def _index(expr: Expr) -> Index:
-    if isinstance(expr, IndexValue):
-        return expr.index
-    assert isinstance(expr, Const)
-    return const(int(expr.value))
+def _index(expr: IndexValue | Const) -> Index:
+    return expr.index if isinstance(expr, IndexValue) else const(int(expr.value))
 
 
 _ON_INDICES: Mapping[str, Callable[[Index, Index], Index]] = {
@@ -132,12 +128,10 @@ _ON_INDICES: Mapping[str, Callable[[Index, Index], Index]] = {
 def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
     if name in _ON_INDICES:
         index = _ON_INDICES[name](a, b)
-        return IndexValue(index) if all(abs(c) < _HUGE for _, c in index.terms) else None
+        return IndexValue(index) if all(abs(c) < _HUGE and len({*m}) == len(m) for m, c in index.terms) else None
     if name in ("floordiv", "remainder", "truncdiv", "fmod"):
-        same_sign = name in ("floordiv", "remainder") or is_nonnegative(a)
-        if not same_sign or not is_nonnegative(b - 1):
-            return None
-        return IndexValue(a // b if name in ("floordiv", "truncdiv") else a % b)
+        alike = is_nonnegative(b - 1) and (name in ("floordiv", "remainder") or is_nonnegative(a))
+        return IndexValue(a // b if name.endswith("div") else a % b) if alike else None
     if name in ("gt", "le"):  # a > b is b < a, and a <= b is not b < a
         a, b = b, a
     if name in ("lt", "gt", "le", "ge"):
@@ -172,8 +166,13 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
 
 
 def _is_place(expr: Expr) -> bool:
-    """Whether a float is computed from places and literals alone, as those between pixels are: it is no NaN."""
-    return all(isinstance(node, Op | IndexValue | Const) for node in expr.walk())
+    """Whether a float is a place, moved and scaled by numbers, as between pixels: no NaN, nor too large for int64."""
+    match expr:
+        case Op("cast", (place,)):
+            return _is_place(place)
+        case Op("add" | "sub" | "mul" | "maximum" | "minimum", (place, by)) if not (by.axes() or by.loads()):
+            return _is_place(place) and all(abs(e.value) < _HUGE for e in by.walk() if isinstance(e, Const))
+    return isinstance(expr, IndexValue)
 
 
 def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:

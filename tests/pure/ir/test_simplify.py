@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -66,9 +68,21 @@ def test_a_place_is_cut_to_an_integer_as_a_float(shift: int) -> None:
     assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit())
 
 
+@pytest.mark.parametrize("step", [("mul", 1e30), ("mul", math.inf), ("add", math.nan), ("div", 0.0), ("log", None)])
+def test_what_may_be_no_number_or_too_large_goes_through_integers(step: tuple[str, float | None]) -> None:
+    """What becomes of it there is no float near it: -2⁶³."""
+    name, by = step
+    at = Op("cast", (IndexValue(Axis("i", const(6)).index()),), torch.float32)
+    number = Op(name, (at,) if by is None else (at, Const(by, torch.float32)), torch.float32)
+    assert RULE(Op("cast", (Op("cast", (number,), torch.int64),), torch.float32)) is None
+    squared = Op("mul", (at, at), torch.float32)
+    assert RULE(Op("cast", (Op("cast", (squared,), torch.int64),), torch.float32)) is None
+
+
 def test_numbers_that_wrap_around_are_no_indices() -> None:
-    """As those of a hash: an int64 wraps around, an index never does."""
+    """As those of a hash, or powers: an int64 wraps around, an index never does."""
     i, big = IndexValue(Axis("i", const(6)).index()), Const(1 << 62, torch.int64)
     assert RULE(Op("mul", (i, Const(3, torch.int64)), torch.int64)) is IndexValue(i.index * 3)
     assert RULE(Op("mul", (i, big), torch.int64)) is None
+    assert RULE(Op("mul", (i, i), torch.int64)) is None
     assert RULE(Op("add", (big, big), torch.int64)) is Const(-(1 << 63), torch.int64)
