@@ -166,6 +166,24 @@ def test_keys_are_not_copied_for_the_heads_that_share_them(rows: int, masked: bo
     check(shared, [x.requires_grad_() for x in given], backend="gyrator", backward=True)
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [((3, 1, 10, 8), (3, 2, 12, 8), (3, 2, 12, 8)), ((3, 6, 10, 8), (3, 2, 12, 1), (3, 2, 12, 8)),
+     ((3, 6, 10, 8), (1, 2, 1, 8), (3, 2, 12, 8)), ((3, 6, 10, 8), (3, 1, 12, 8), (3, 2, 12, 8))],
+    ids=["one head asks", "columns", "rows", "all heads"],
+)  # fmt: skip
+def test_keys_may_be_repeated_along_other_dimensions_too(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    def repeated(x: Tensor) -> Tensor:
+        return x[:, :, None].expand(3, 2, 3, 12, 8).reshape(3, 6, 12, 8)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v))
+
+    check(attention, [torch.randn(shape) for shape in (query, key, value)], backend="gyrator")
+
+
 def test_keys_that_are_written_after_they_were_copied_are_those_of_before() -> None:
     def late_write(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (x[:, :, None].expand(2, 2, 4, 70, 32).reshape(2, 8, 70, 32) for x in (k, v))

@@ -71,7 +71,7 @@ class Masks:
         if target is not F.scaled_dot_product_attention:
             return args, kwargs
         given = arguments(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
-        key, value = (self._before_copies(given[name]) for name in ("key", "value"))
+        key, value = (self._before_copies(given[name], given["query"]) for name in ("key", "value"))
         if not given.get("enable_gqa") and key is not None and value is not None and key.shape[1] == value.shape[1]:
             given |= {"key": key, "value": value, "enable_gqa": True}
         mask = given.get("attn_mask")
@@ -86,7 +86,7 @@ class Masks:
             given["attn_mask"] = in_rows(mask)
         return (), given
 
-    def _before_copies(self, x: Tensor) -> Tensor | None:
+    def _before_copies(self, x: Tensor, query: Tensor) -> Tensor | None:
         """Keys or values on a CPU before they were copied for heads that share them; None if not, or written since."""
         chain: list[Any] = [self._makers.get(id(x), (None,))[0]]
         for name in ("reshape", "expand"):
@@ -96,8 +96,8 @@ class Masks:
         (copied, wide, was), last = map(self._values.get, chain), self._last
         if copied is not x or wide is None or was is None or last is None or last.graph is not chain[0].graph:
             return None
-        fits = x.device.type == "cpu" and was.ndim == 5 and was.shape[2] == 1
-        joins = fits and x.shape == (wide.shape[0], wide.shape[1] * wide.shape[2], *wide.shape[3:])
+        fits = x.device.type == "cpu" and was.ndim == 5 and was.shape == (*wide.shape[:2], 1, *wide.shape[3:])
+        joins = fits and x.shape == (was.shape[0], query.shape[1], *was.shape[3:])
         return was.squeeze(2) if joins and not writes_between(chain[0], last.next) else None
 
     def kind(self, mask: Tensor) -> Kind | None:
@@ -134,8 +134,9 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     far = 2 * sum(numbers) + 9
     if sum(_elements(node, far * (len(symbols) + 1)) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
         return []
-    orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger
-    tried = [{s: n + far * k for k, s in enumerate(order)} for order in orders for n in (2, 3, far)]
+    orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger, or whether one is
+    some = {2, 3, *numbers, sum(numbers), far} - {0, 1}  # what grows with a size may pass a constant
+    tried = [{s: n + d * k for k, s in enumerate(order)} for order in orders for n in some for d in (far, 0)]
     return [{node: int(size.subs(n)) for node, size in varying.items()} for n in (tried if symbols else tried[:1])]
 
 

@@ -154,6 +154,7 @@ OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "small before": ("?", lambda q: triangle(torch.arange(q.shape[2]).to(torch.int8).to(torch.int64))),
     "made small": ("?", lambda q: triangle(torch.arange(q.shape[2], dtype=torch.float16).to(torch.int32))),
     "of a number": ("?", lambda q: triangle(positions(q)) | (positions(q) < q.shape[0])),
+    "one but for a few": ("?", lambda q: (positions(q) != 7 - q.shape[2])[None, :].expand(q.shape[2], q.shape[2])),
     "in turns": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] // 64 == positions(q)[:, None] // 64)),
 }
 
