@@ -40,6 +40,12 @@ def chosen(fn: Callable[[Tensor], Tensor], ask: Ask, **options: object) -> Sched
     return schedule(lowered(fn, torch.randn(64, 16)).program, session, ask=ask, cpu=Cpu("avx512", 1))
 
 
+def test_the_librarys_call_does_not_round_to_integers() -> None:
+    seen: list[Question] = []
+    chosen(layer(lambda y: y.int().float()), picking("cpp", seen))
+    assert "_linear_pointwise" not in [a.name for question in seen for a in question.alternatives]
+
+
 def test_the_template_competes_with_the_librarys_fused_call() -> None:
     seen: list[Question] = []
     chosen(layer(torch.relu), picking("cpp", seen))
