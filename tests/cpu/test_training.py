@@ -487,3 +487,29 @@ def test_gradients_of_few_rows_of_a_table_are_as_exact_as_eagers(dtype: torch.dt
         ).float().square().sum()
 
     check(loss, (table, at), backend="gyrator", backward=True, dynamic=dynamic)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "batch": lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+    "layer": lambda x, w, b: F.layer_norm(x.mT, (4,), w, b),
+    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_norms_in_float32_are_exact_where_inputs_have_16_bits(
+    name: str, dtype: torch.dtype, backend: str
+) -> None:
+    """As under autocast: statistics are saved in the type of the parameters, as eager's are."""
+    norm, x, grad = NORMS[name], torch.randn(50, 4, 9).to(dtype), torch.randn(50, 36).to(dtype)
+
+    def of_weight(norm: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, wide: torch.dtype) -> Tensor:
+        weight = torch.ones(4, dtype=wide, requires_grad=True)
+        out = norm(x.clone().requires_grad_(), weight, torch.zeros(4, dtype=wide))
+        return torch.autograd.grad(out, weight, grad.view(out.shape).to(out.dtype))[0]
+
+    exact = of_weight(norm, x.double(), torch.float64)
+    error = (of_weight(torch.compile(norm, backend=backend), x, torch.float32) - exact).abs().max()
+    eagers = (of_weight(norm, x, torch.float32) - exact).abs().max()
+    assert error <= 2 * eagers + 1e-5 * exact.abs().max()

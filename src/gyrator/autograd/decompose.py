@@ -5,8 +5,7 @@ template, a short graph, pasted wherever that call stands. Layers repeat: few di
 
     silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
 
-A result whose strides differ from those of the operator itself is restrided, so that every other node keeps
-the metadata it was traced with."""
+A result with other strides than the operator's own is restrided, so that every other node keeps its metadata."""
 
 import operator
 from collections.abc import Mapping, Sequence

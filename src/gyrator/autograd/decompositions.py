@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import MOST_FILTERS
-from gyrator.autograd.fake_results import OF_MEANS, counted_from_0, of_a_mean, overloads
+from gyrator.autograd.fake_results import OF_MEANS, WITH_STATISTICS, counted_from_0, of_a_mean, overloads
 from gyrator.autograd.partition.recompute import size_hint
 
 Decomposition = Callable[..., Any]
@@ -50,11 +50,9 @@ _FROM_TORCH = (
     "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
     "soft_margin_loss "
     # normalisation
-    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
     "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm "
-    "cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm native_batch_norm_backward "
-    "native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward _fused_rms_norm "
-    "_fused_rms_norm_backward _weight_norm_interface renorm "
+    "cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm_backward native_group_norm_backward "
+    "native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward _weight_norm_interface renorm "
     # reductions
     "aminmax count_nonzero dist linalg_cross logsumexp nansum norm std std_mean trace _log_softmax "
     "_log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax _euclidean_dist "
@@ -83,6 +81,7 @@ _NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_n
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
 _NORM: Decomposition = get_decompositions([aten.linalg_vector_norm])[aten.linalg_vector_norm.default]
+_NORMS: Mapping[Any, Decomposition] = get_decompositions(WITH_STATISTICS)
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -142,6 +141,12 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
 def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Whole for bytes on a processor, which eager weights in integers."""
     return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
+
+
+def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """A norm by torch's table, which on a processor rounds the statistics of 16 bits, whatever parameters are."""
+    out, *statistics = norm(_widen(x), *args)
+    return out.to(x.dtype), *statistics
 
 
 def _in_float32(x: Tensor) -> bool:
@@ -304,6 +309,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
+    **{op: partial(_of_wide, _NORMS[op]) for op in _NORMS},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),

@@ -156,10 +156,13 @@ def _like_a_sum(op: OpOverload, x: Any, y: Any, *args: Any, **kwargs: Any) -> Te
 
 
 def _dense(op: OpOverload, layout: Callable[[Tensor], torch.memory_format], *args: Any, **kwargs: Any) -> Any:
-    """The CPU kernel writes results with as many dimensions as its argument in the `layout` of that, others in rows."""
-    out, x = op(*args, **kwargs), next(arg for arg in args if isinstance(arg, Tensor))
-    layouts = {x.ndim: layout(x)}
-    found = [torch.empty_like(y, memory_format=layouts.get(y.ndim, torch.contiguous_format)) for y in tree_leaves(out)]
+    """The CPU kernel writes results with as many dimensions as its argument in the `layout` of that, others in rows.
+    Statistics of 16 bits are float32 where parameters are; fake ones have the type of the argument."""
+    out, (x, *more) = op(*args, **kwargs), [arg for arg in args if isinstance(arg, Tensor)]
+    layouts, rows = {x.ndim: layout(x)}, torch.contiguous_format
+    found = [torch.empty_like(y, memory_format=layouts.get(y.ndim, rows)) for y in tree_leaves(out)]
+    if x.dtype.itemsize == 2 and any(y.dtype == torch.float32 for y in more):
+        found[1:] = [y.float() for y in found[1:]]
     return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
 
 
@@ -248,11 +251,12 @@ def overloads(names: str) -> tuple[OpOverload, ...]:
 
 
 OF_MEANS = overloads("huber_loss_backward mse_loss_backward smooth_l1_loss_backward")
-_ROWS = overloads("log_sigmoid_forward nll_loss2d_forward pow.Scalar")
+_ROWS = overloads("log_sigmoid_forward nll_loss2d_forward pow.Scalar native_layer_norm")
 _BATCH_NORMS = overloads(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
     "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
+WITH_STATISTICS = (*_BATCH_NORMS, *overloads("native_group_norm native_layer_norm"))
 _NEAREST = overloads(" ".join([f"upsample_nearest{n}d _upsample_nearest_exact{n}d" for n in (1, 2, 3)]))
 _CHANNELS_LAST = overloads(
     "max_unpool2d reflection_pad3d replication_pad3d upsample_bilinear2d upsample_bicubic2d "

@@ -1,5 +1,4 @@
-"""Calls: every operator without a lowering, with results shaped as its fake kernel says; assertions; and of operators
-of higher order:
+"""Calls: operators without a lowering, with results shaped as fake kernels say; assertions; those of higher order:
 
 =====================  ===============================================================================
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments

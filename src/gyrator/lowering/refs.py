@@ -20,8 +20,7 @@ TWO = const(2)
 class TensorRef:
     """``value`` seen through an index map: ``coords`` has one index per dimension of ``value``, in the view's axes
     ``d0 < shape[0]``, ``d1 < shape[1]``, …. A ``dtype`` other than the value's, of the same width, reinterprets the
-    bits. If ``rounded``, a 16-bit float is reinterpreted as what it is: what is computed in place of the load keeps
-    no digits beyond it.
+    bits. If ``rounded``, a 16-bit float is reinterpreted as what it is: what is put in its place is rounded too.
 
     A view of complex numbers has a value of reals whose last dimension is (real, imaginary); ``coords`` lacks it."""
 

@@ -147,13 +147,11 @@ def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | Non
     return Points(shape or (ONE,), lambda at: along(x, dim, index, at, slices=slices_of is not None))
 
 
-def scatter_along(
-    combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand
-) -> Any:  # fmt: skip
-    """scatter and scatter_add: each element of ``source`` goes to where ``index`` says along ``dim``."""
+def scatter_along(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, given: Operand) -> Any:
+    """scatter and scatter_add: each element of what is ``given`` goes to where ``index`` says along ``dim``."""
     if out.dtype == torch.bool and combine != "set":
         return NotImplemented
-    return scatter(b, out, x, _points(x, dim, index), source, combine)
+    return scatter(b, out, x, _points(x, dim, index), given, combine)
 
 
 def _index_add(

@@ -167,8 +167,7 @@ def find_program(
 def keep_program(
     key: Key, traced: Traced, graphs: Sequence[str], env: ShapeEnv | None, guards: int, programs: Store, about: str
 ) -> None:
-    """Store a program whose graphs (forward or inference first, then backward) are stored under the keys `graphs`; not
-    one that cannot be written down.
+    """Store a program whose graphs (forward or inference, then backward) have the keys `graphs`, if it can be written.
 
     `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it."""
     facts = facts_of(env, guards, key)

@@ -6,8 +6,7 @@
 First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values), for the
 library's gradient ``backward``. Gradients also take that of the result, the sums, and what to subtract. ``lists`` say
 which blocks of ``sides`` rows and columns are walked: counts, numbers, the same of whole ones. The user's functions on
-one score (what becomes of it, whether it is kept, its gradient), programs of their own, become expressions over batch,
-head, row and column."""
+one score (what becomes of it, whether it is kept, its gradient) become expressions over batch, head, row and column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -70,8 +70,7 @@ def pad_rows(
     """Lengthen the sides of large 16-bit products, and the steps between rows of other large matrices of products.
 
     Before: ``y: f32[4096, 50257]@[50257, 1] = addmm(b, x, w)``; after: ``… @[50260, 1]``. Operands that a pointwise
-    nest makes are made with longer sides, others copied. What the caller sees keeps sides and strides: such a product
-    is padded too, and copied.
+    nest makes are made with longer sides, others copied. What the caller sees keeps its sides and strides, by a copy.
 
     Refuses what a template makes (``unpadded``), what is no whole value, has symbolic sides, or is read by other
     operators; sides of products too small for their copies; steps in values of less than 1 MiB, of scatters, and of
