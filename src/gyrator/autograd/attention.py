@@ -136,7 +136,8 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
         return []
     orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger, or whether one is
     some = {2, 3, *numbers, sum(numbers), far} - {0, 1}  # what grows with a size may pass a constant
-    tried = [{s: n + d * k for k, s in enumerate(order)} for order in orders for n in some for d in (far, 0)]
+    each = {tuple((s, n + d * k) for k, s in enumerate(order)) for order in orders for n in some for d in (far, 0)}
+    tried = sorted(map(dict, each), key=str)
     return [{node: int(size.subs(n)) for node, size in varying.items()} for n in (tried if symbols else tried[:1])]
 
 

@@ -168,7 +168,7 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
 def _is_place(expr: Expr) -> bool:
     """Whether a float is a place, moved and scaled by numbers, as between pixels: no NaN, nor too large for int64."""
     match expr:
-        case Op("cast", (place,)):
+        case Op("cast" | "floor" | "ceil" | "round" | "trunc", (place,)):
             return _is_place(place)
         case Op("add" | "sub" | "mul" | "maximum" | "minimum", (place, by)) if not (by.axes() or by.loads()):
             return _is_place(place) and all(abs(e.value) < _HUGE for e in by.walk() if isinstance(e, Const))
