@@ -68,6 +68,12 @@ def test_without_a_compiler_the_program_runs_and_says_so_once(tmp_path):
     assert "compiler not found" in done.stderr and "install g++" in done.stderr
 
 
+def test_a_compiler_of_c_that_links_no_cxx_library_will_do(tmp_path):
+    """CXX=gcc compiles C++, and some libraries leave it set (peft, where it could not build its kernels for BOFT)."""
+    done = run(PROGRAM, COMPARE, env=environment(tmp_path, CXX="gcc"))
+    assert done.stdout.split() == ["right"], done.stderr
+
+
 def test_a_kernel_that_does_not_build_names_itself_and_the_users_line(tmp_path):
     broken = tmp_path / "g++"
     broken.write_text(

@@ -139,9 +139,8 @@ class _Builder:
             library = Path(folder) / _LIBRARY
             self.session.counters.add(Count.COMPILER_RUNS)
             self.session.counters.add(Count.KERNELS_BUILT, len(unit.kernels))
-            link = () if unit.name == LAUNCHER else self.toolchain.libraries
             with self.session.building(kernel.name for kernel in unit.kernels):
-                messages = self.compile(unit.text, library, link)
+                messages = self.compile(unit.text, library)
             if messages is not None:
                 raise self.refusal(unit, messages)
             return self.remember(unit, self.store.put(unit.key, {_SOURCE: unit.text, _LIBRARY: library}, {}))
@@ -152,11 +151,11 @@ class _Builder:
             self.store.put(self.kernel_key(kernel), {}, {"library": unit.key})
         return entry.folder / _LIBRARY
 
-    def compile(self, text: str, library: Path, link: Sequence[str]) -> str | None:
-        """Compile a text beside `library` and `link` it; the compiler's messages if it refused."""
+    def compile(self, text: str, library: Path) -> str | None:
+        """Compile a text beside `library`; the compiler's messages if it refused."""
         source = library.with_name(_SOURCE)
         source.write_text(text, "utf-8")
-        compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
+        compiler, flags, link = str(self.toolchain.compiler), self.toolchain.flags, self.toolchain.libraries
         command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library), *link]
         status, messages = self.runs.run(command, library.parent)
         return None if status == 0 and library.exists() else messages or f"the compiler ended with status {status}"
@@ -167,7 +166,7 @@ class _Builder:
         guilty, text = unit.name, unit.text
         for kernel in unit.kernels:
             alone = self.unit((kernel,)).text
-            refused = self.compile(alone, folder / _LIBRARY, self.toolchain.libraries)
+            refused = self.compile(alone, folder / _LIBRARY)
             if refused is not None:
                 guilty, text, messages = kernel.name, alone, refused
                 break

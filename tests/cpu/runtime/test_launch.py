@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Bind]:
     source.write_text(KERNELS + "".join(many(count) for count in COUNTS))
     for text, library in ((source, "kernels.so"), (LAUNCHER_SOURCE, "launcher.so")):
         command = [str(toolchain.compiler), *toolchain.flags, str(text), "-o", str(folder / library)]
-        subprocess.run(command, check=True)
+        subprocess.run([*command, *toolchain.libraries], check=True)
     return ctypes.CDLL(str(folder / "kernels.so")), load_launcher(folder / "launcher.so")
 
 

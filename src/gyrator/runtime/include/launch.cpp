@@ -3,7 +3,9 @@
 // The builtin takes the kernel's arguments and the number of threads as ints and runs the kernel without the
 // interpreter's lock. A status other than 0 is handed to a Python function, which raises.
 // Python's stable interface is declared here, so that no Python headers are needed; one build serves 3.11 and later.
+// It is linked as kernels are, without the C++ library: `new` would not be found.
 #include <stdint.h>
+#include <stdlib.h>
 
 extern "C" {
 typedef struct _object PyObject;
@@ -79,7 +81,7 @@ static PyObject* launch(PyObject* self, PyObject* const* args, int64_t count) {
 static void release(PyObject* capsule) {
   Bound* bound = (Bound*)PyCapsule_GetPointer(capsule, kBound);
   Py_DecRef(bound->on_error);
-  delete bound;
+  free(bound);
 }
 
 static PyMethodDef kLaunch = {"launch", (void*)launch, kFastCall, "launch(*pointers, *sizes, threads) -> 0"};
@@ -96,8 +98,9 @@ static PyObject* bind(PyObject*, PyObject* const* args, int64_t count) {
     PyErr_SetString(PyExc_TypeError, "too many arguments for a launch");
     return nullptr;
   }
+  Bound* bound = (Bound*)malloc(sizeof(Bound));
+  *bound = {(void*)numbers[0], numbers[1], args[2]};
   Py_IncRef(args[2]);
-  Bound* bound = new Bound{(void*)numbers[0], numbers[1], args[2]};
   PyObject* capsule = PyCapsule_New(bound, kBound, release);
   if (capsule == nullptr) return nullptr;
   PyObject* function = PyCMethod_New(&kLaunch, capsule, nullptr, nullptr);
