@@ -87,7 +87,10 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
             link.root.pinned = True
             if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
                 raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
-            value = _call_view(*strided_inverse(link.node.meta["val"], link.root.node, value), {}, build)
+            kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (seen.node.meta["val"] for seen, _ in chain)]
+            del chain[kinds.index(kinds[-1]) + 1 :]  # `link` may show an element in two places, as `expand` does
+            window, value = chain[-1]
+            value = _call_view(*strided_inverse(window.node.meta["val"], window.root.node, value), {}, build)
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
@@ -97,8 +100,6 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     alike = alike or guard_or_false(wanted.numel() <= 1)
     root.node = value if alike else build.restrided(value, wanted)  # later views count on the layout
     root.generation += 1
-    if link.parent is None:
-        link.node, link.generation = root.node, root.generation
     for written, node in chain:
         if written.node.meta["val"] is node.meta["val"]:
             written.node, written.generation = node, root.generation

@@ -61,6 +61,22 @@ def strided(x: Tensor) -> Tensor:
     return y
 
 
+def through_rows_of_one_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.clone()
+    rows = y[0].expand(3, -1)
+    rows[1].mul_(2)
+    rows[2, :2].add_(y[1, :2])
+    return rows + 1, y
+
+
+def through_windows_that_overlap(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.clone()
+    windows = y.flatten().unfold(0, 3, 1)
+    windows[1].mul_(2)
+    windows[2, 0] = 7
+    return windows + 1, y
+
+
 def chunks(x: Tensor) -> Tensor:
     y = x.clone()
     a, b = y.chunk(2)
@@ -120,6 +136,8 @@ PROGRAMS = (
     slice_of_input,
     diagonal,
     strided,
+    through_rows_of_one_memory,
+    through_windows_that_overlap,
     chunks,
     copied_from_other_layout,
     index_put,
@@ -140,7 +158,7 @@ def test_mutation_is_eagers(program: Any, dynamic: bool) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [through_view, through_view_of_view, stale_view, diagonal, index_put, foreach],
+    [through_view, through_view_of_view, stale_view, diagonal, through_rows_of_one_memory, index_put, foreach],
     ids=lambda program: program.__name__,
 )
 def test_gradients_through_mutation_are_eagers(program: Any) -> None:
