@@ -39,6 +39,9 @@ from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
 
+NO_BACKWARD = "modified by an inplace operation", "derivative for ", "no autograd formula was registered"
+"""Of what torch says where a program has no backward, which eager raises when that is asked for."""
+
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
 
@@ -55,7 +58,7 @@ def compile_program(
     try:
         traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
     except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
+        if not any(text in str(error) for text in NO_BACKWARD):
             raise
         warn(f"{name} runs uncompiled, and its backward cannot run: {error}", GyratorWarning, stacklevel=2)
         return gm.forward

@@ -307,6 +307,20 @@ def test_a_program_whose_backward_cannot_run_computes_its_results(backend: str) 
         found.sum().backward()
 
 
+def test_an_operator_without_a_derivative_computes_its_results(backend: str) -> None:
+    @torch.library.custom_op("gyrator_tests::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    x = torch.randn(4, requires_grad=True)
+    with pytest.warns(GyratorWarning, match="its backward cannot run"):
+        found = torch.compile(lambda x: doubled(x.sin()) + 1, backend=backend)(x)
+    torch.testing.assert_close(found, x.sin() * 2 + 1)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        found.sum().backward()
+
+
 @pytest.mark.parametrize("choose", [lambda y: y.argmax(-1), lambda y: y.detach()], ids=["argmax", "detach"])
 def test_results_without_gradients_of_parameters_that_have_them(
     choose: Callable[[Tensor], Tensor], backend: str
