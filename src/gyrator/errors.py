@@ -71,8 +71,7 @@ class UnsupportedOperator(GyratorError):
 
 
 class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
-    """An index outside its dimension, found while a kernel ran. Eager raises IndexError or RuntimeError,
-    depending on the operator; this is both."""
+    """An index outside its dimension, found by a kernel. Eager raises IndexError or RuntimeError: this is both."""
 
     def __init__(self, index: int | None, size: int | None, *, where: Origin | None = None) -> None:
         what = "index out of range" if index is None else f"index {index} is out of bounds"

@@ -251,8 +251,7 @@ def _python_rules() -> Any:
 
 
 def by_rules_if_data_is_read(run: Callable[[Node], Any], node: Node) -> Any:
-    """`run(node)`; under torch's Python rules where a composite operator reads data, as istft's checks do, or leaves
-    checks of data out, as one_hot does."""
+    """`run(node)`; by torch's Python rules where checks of an operator read data (istft) or lack (one_hot)."""
     try:
         with _python_rules() if node.target is torch._C._nn.one_hot else nullcontext():
             return run(node)
@@ -269,8 +268,7 @@ def tracing_under(mode: Any) -> AbstractContextManager[None]:
 
 
 def is_of_user(fake: Any) -> bool:
-    """Whether a fake tensor is of the user's mode, not of capture's: of that are the inputs of parts of a graph, into
-    which DDP cuts it."""
+    """Whether a fake tensor is of the user's mode, not of capture's, as are inputs of parts into which DDP cuts."""
     context = torch._guards.TracingContext.try_get()
     return context is not None and fake.fake_mode is not context.fake_mode
 

@@ -68,52 +68,43 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
 def of_few_keys(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
     """What scaled_dot_product_attention gives, by the template of flex_attention; None where the library is faster or a
     mask has a gradient. Rows that see no key give 0, as they do in eager. `given` are all the arguments by name."""
-    query, key, value = autocast(given["query"], given["key"], given["value"])
-    mask, causal = given.get("attn_mask"), bool(given.get("is_causal"))
-    if given.get("dropout_p") or not _are_few(query, key, value, mask, causal=causal):
+    operands, mask = autocast(given["query"], given["key"], given["value"]), given.get("attn_mask")
+    causal, boolean = bool(given.get("is_causal")), mask is not None and mask.dtype == torch.bool
+    if given.get("dropout_p") or not _are_few(operands, mask, causal=causal):
         return None
-    added, asked = (
-        ((mask,), ()) if mask is not None and mask.dtype != torch.bool else ((), (mask,) * (mask is not None))
-    )
 
     def entry(mask: Tensor, *place: Any) -> Tensor:
         known = zip(mask.shape, place[-mask.ndim :], strict=True)
         return index(mask, tuple(0 if type(n) is int and n == 1 else at for n, at in known))
 
     def score(score: Tensor, b: Any, h: Any, i: Any, j: Any, *bias: Tensor) -> Tensor:
-        return score + entry(bias[0], b, h, i, j) if bias else score
+        return score + entry(*bias, b, h, i, j) if bias else score
 
     def keep(b: Any, h: Any, i: Any, j: Any, *mask: Tensor) -> Tensor:
         if mask:
-            return entry(mask[0], b, h, i, j)
+            return entry(*mask, b, h, i, j)
         return i >= j if causal else torch.ones_like(i, dtype=torch.bool)
 
     with torch_compat.outside_tracing(), recorder.build.fake_mode, torch.no_grad():
         like = F.scaled_dot_product_attention(**given)
-    scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
-    args = (query, key, value, score, (NO_BLOCKS, NO_BLOCKS, keep), scale, None, added, asked)
+    scale = operands[0].shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+    reads = [() if mask is None or boolean is of_scores else (mask,) for of_scores in (True, False)]
+    args = (*operands, score, (NO_BLOCKS, NO_BLOCKS, keep), scale, None, *reads)
     return laid_out(attention(recorder, lambda function, x: function(*x), args)[0], like.stride())
 
 
-def _are_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool) -> bool:
-    """Whether the template is faster for these operands, and means the same."""
-    if (
-        query.device.type != FEW_ON
-        or {query.ndim, key.ndim, value.ndim} != {4}
-        or not len(key) == len(value) == len(query)
-    ):
-        return False
+def _are_few(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool) -> bool:
+    """Whether the template is faster for query, key and value, and means the same."""
+    (query, key, _), widths = operands, [x.shape[-1] for x in operands]
+    alike = all((x.ndim, x.shape[0], x.dtype) == (4, query.shape[0], query.dtype) for x in operands)
+    static = all(type(n) is int for n in (*widths, key.shape[-2])) and query.dtype in (torch.bfloat16, torch.float16)
     enabled = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
-    same = {query.dtype, key.dtype, value.dtype} in ({torch.bfloat16}, {torch.float16})
-    if not (enabled and same) or (
-        mask is not None and (mask.requires_grad or mask.dtype not in (torch.bool, query.dtype))
-    ):
+    plain = mask is None or (not mask.requires_grad and mask.dtype in (torch.bool, query.dtype))
+    if query.device.type != FEW_ON or not (alike and static and enabled and plain) or max(widths) > NARROW:
         return False
-    widths, keys = [x.shape[-1] for x in (query, key, value)], key.shape[-2]
-    if any(type(n) is not int for n in (*widths, keys)) or max(widths) > NARROW:
-        return False
-    plain = mask is None and not causal and max(widths) <= NARROW // 2
-    return keys <= FEW["plain" if plain else "bool" if mask is not None and mask.dtype == torch.bool else "other"]
+    if mask is None and not causal and max(widths) <= NARROW // 2:
+        return key.shape[-2] <= FEW["plain"]
+    return key.shape[-2] <= FEW["bool" if mask is not None and mask.dtype == torch.bool else "other"]
 
 
 def reads_of(args: Sequence[Any]) -> list[list[Any]]:

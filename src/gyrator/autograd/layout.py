@@ -14,8 +14,7 @@ from gyrator.ir.evaluate import copy_into
 
 def tangent_strides(result: Tensor) -> tuple[Any, ...]:
     """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous; so
-    too where sizes are symbolic, and for rows whose columns are contiguous, as of a transposed sequence: norms and
-    products, which mostly come next, give contiguous gradients."""
+    too for symbolic sizes and transposed sequences: norms and products, which mostly come next, give such gradients."""
     static = all(type(n) is int for n in (*result.shape, *result.stride()))
     transposed = result.ndim == 3 and result.stride(1) == 1
     own = static and not transposed and is_non_overlapping_and_dense_or_false(result)

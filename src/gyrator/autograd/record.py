@@ -48,7 +48,6 @@ def _fields(record: Any, *left_out: str) -> dict[str, Json]:
     return {f.name: _encode(getattr(record, f.name)) for f in fields(record) if f.name not in left_out}
 
 
-# -- values --------------------------------------------------------------------------------------------------
 def _named(kind: type, text: str) -> Any:
     """What torch calls so: `torch.float32`, `aten.mm.default`."""
     found = attrgetter(text.removeprefix("torch."))(torch.ops if kind is OpOverload else torch)

@@ -203,8 +203,7 @@ class Recorder(TorchDispatchMode):
         self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
 
     def _number(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
-        """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
-        program that was found to have one value is that value: torch guards it."""
+        """A number read from data is recorded where its symbol is new. A float that has one value is that value."""
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
         if not bindings and func is aten._local_scalar_dense.default and expression(out).is_number:
             return torch_compat.plain_number(expression(out))

@@ -73,8 +73,7 @@ def _python_function(kernel: Any) -> Any:
 def stored(function: Any, callers: tuple[Any, ...] = ()) -> frozenset[str]:
     """The parameters of a Triton function to whose memory it, or a function that it calls, may store.
 
-    What a name may point to is collected without regard to order; what `tl.load` returns points nowhere. A function
-    that calls itself may store to all its parameters."""
+    What a name may point to is collected in any order; what `tl.load` gives points nowhere; recursion may store all."""
     parameters, variables = inspect.signature(function).parameters, inspect.getclosurevars(function)
     if function in callers:
         return frozenset(parameters)

@@ -61,8 +61,7 @@ class _Scores:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes back from weights to the product that they come of. `links` are the nodes on the way, each read by the next
-    alone, and `dropout` is the rate at which weights are dropped."""
+    """Goes back from weights to their product. `links` are the nodes on the way, each read by the next alone."""
 
     values: Values
     links: list[Node] = field(default_factory=list)
@@ -205,8 +204,7 @@ def _attention(
 
 
 def _operands(scores: _Product, last: _Product, at: int) -> tuple[list[tuple[Node, str, str]], str] | None:
-    """Query, key and value, each with its letters and those that attention takes; then the letters of what that gives.
-    The weights are operand `at` of the `last` product."""
+    """Query, key and value, each with its letters and those that attention takes; the letters of what that gives."""
     batch, row, column = scores.letters[2][:-2], *scores.letters[2][-2:]
     first = 0 if row in scores.letters[0] else 1
     width = "".join({*scores.letters[0]} - {*scores.letters[2]})

@@ -99,7 +99,6 @@ def _fastest(
     return next((template for template in offered if ranked and ranked[0].name == template.name), None)
 
 
-# -- the graphs ---------------------------------------------------------------------------------------------
 def subgraphs_of(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     """What mm, addmm and bmm have: the ways to split K, the likeliest first, then the product by elements.
 

@@ -329,8 +329,7 @@ class Loops(Expressions):
 
     # -- attention -----------------------------------------------------------------------------------------
     def _attend(self, stage: Attend) -> None:
-        """Tiles of rows, shared among threads; for each a walk over the keys of which it has scores. For gradients a
-        thread has all rows with the same keys."""
+        """Tiles of rows, shared among threads (for gradients by keys); for each a walk over the keys that it sees."""
         blocks, (query, key, value, *_) = dict(stage.blocks), stage.operands
         backward, group = stage.template == "backward", stage.axes[1].extent // key.shape[1]
         names = ("tiles", "team", "mine", "attention", "tile", "step")

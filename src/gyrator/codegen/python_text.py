@@ -63,7 +63,6 @@ def constant_text(value: Arg) -> str:
     raise TypeError(f"{value!r} of type {type(value).__name__} has no text")
 
 
-# -- in Triton ---------------------------------------------------------------------------------------------
 _OWN = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
 TYPES: Mapping[torch.dtype, str] = {d: f"tl.{_OWN.get(d) or str(d).removeprefix('torch.')}" for d in cpp_names.TYPES}
 """Element type → its name in Triton, for those that C++ kernels have too."""

@@ -48,7 +48,6 @@ def checked_place(kernel: Kernel) -> Origin | None:
     return next(iter([*[o for o in kernel.origins if any(word in o.op for word in words)], *kernel.origins]), None)
 
 
-# -- blocks ------------------------------------------------------------------------------------------------
 Key = Expr | Atom | Index
 
 

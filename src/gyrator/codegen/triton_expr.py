@@ -409,8 +409,7 @@ def function_lines(
             return tl.load(weights + (inner * 64 + column)).to(tl.float32) * tl.load(scales + column)
 
     ``tiles`` are the kernel's own by default, ``bounds`` where it loads along an axis. ``element`` is the type of the
-    tensors it works for: functions are cheaper where that is small. ``apart``: rows and
-    columns of small numbers are loaded apart from the tile."""
+    tensors it works for: functions are cheaper where that is small. ``apart``: from tiles, vectors of small numbers."""
     body: Loop | Let = Let(Ref("result", expr.dtype, expr.axes()), expr)
     for axis in reversed([key for key in known if isinstance(key, Axis)]):
         body = Loop(axis, LoopKind.PARALLEL, (body,))

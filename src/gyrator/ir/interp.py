@@ -97,7 +97,6 @@ class _Machine:
         if list(tensor.shape) != shape or tensor.dtype != value.dtype:
             raise ValueError(f"{value} is {value.dtype}{shape}, given {tensor.dtype}{list(tensor.shape)}")
 
-    # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: Nest) -> None:
         root = nest.root
         shape, values = grid((*nest.axes, *root.reduced) if isinstance(root, Reduce) else nest.axes, self.sizes)
@@ -132,7 +131,6 @@ class _Machine:
         combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
         return result
 
-    # -- externs -------------------------------------------------------------------------------------------
     def extern(self, node: Extern) -> None:
         written: dict[Value, Tensor] = {}
         for old, new in node.mutates:

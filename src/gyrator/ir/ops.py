@@ -148,7 +148,6 @@ OPS: Mapping[str, ScalarOp] = {row.name: row for row in ROWS}
 """Name → row."""
 
 
-# -- reductions and scans ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out (None: the

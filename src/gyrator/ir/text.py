@@ -30,7 +30,6 @@ _MENTIONED = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
 """What may be a value's name, and is no operator's or function's."""
 
 
-# -- programs ----------------------------------------------------------------------------------------------
 def program_text(program: ir.Program) -> str:
     """The whole program, one line per node and named subexpression."""
     lines = [f"program {program.name}({', '.join(map(_input_text, program.inputs))}) {{"]
@@ -130,7 +129,6 @@ def _view_text(view: ir.View) -> str:
     return text if view.dtype in (None, value.dtype) else f"{text}.bits({short(view.dtype)})"
 
 
-# -- kernels -----------------------------------------------------------------------------------------------
 def kernel_text(kernel: Kernel) -> str:
     """A loop tree, one line per loop and stage."""
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
@@ -192,7 +190,6 @@ def _refs(refs: tuple[Ref | None, ...]) -> str:
     return ", ".join("_" if r is None else f"{r}: {short(r.dtype)}" for r in refs)
 
 
-# -- expressions -------------------------------------------------------------------------------------------
 def _shared(roots: Iterable[Expr]) -> tuple[Expr, ...]:
     """The expressions used more than once, but for short ones that are as clear as a name."""
     return tuple(e for e, n in count_uses(roots).items() if n > 1 and not _is_short(e))
@@ -233,7 +230,6 @@ class _Names:
             self._pending.append(f"{self.known[expr]} = {text}")
         return self.known[expr]
 
-    # -- indices -------------------------------------------------------------------------------------------
     def indices(self, indices: tuple[Index, ...]) -> str:
         return ", ".join(map(self.index, indices))
 

@@ -66,7 +66,6 @@ def _to_reals(function: Callable[..., Expr], b: Builder, out: Meta, *operands: N
     return b.pointwise(out, lambda at: function(*[_pair(x, at, compute_dtype(dtype)) for x in operands]))
 
 
-# -- arithmetic --------------------------------------------------------------------------------------------
 def _each(name: str, *pairs: Pair) -> Pair:
     first, second = ([pair[k] for pair in pairs] for k in (0, 1))
     return op(name, *first), op(name, *second)
@@ -121,7 +120,6 @@ def _chosen(condition: Pair, x: Pair, y: Pair) -> Pair:
     return _each("where", (holds, holds), x, y)
 
 
-# -- both parts alike --------------------------------------------------------------------------------------
 def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: Any, **kwargs: Any) -> Any:
     """An operator that does the same to both parts, on pairs; its argument number ``dim`` counts dimensions."""
 

@@ -46,7 +46,6 @@ def describe(
     )
 
 
-# -- kernels and steps ---------------------------------------------------------------------------------------
 def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launches: int) -> KernelRecord:
     symbol, source = printed
     return KernelRecord(
@@ -131,7 +130,6 @@ def why_extern(extern: Extern) -> str:
     return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
 
 
-# -- what was not fused --------------------------------------------------------------------------------------
 def _unfused(made: Scheduled) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
@@ -170,7 +168,6 @@ def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit 
     return ""
 
 
-# -- memory --------------------------------------------------------------------------------------------------
 def _memory(plan: Plan, program: Program) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
     """Bytes held after each launch, call and copy, and who holds them at the peak."""
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
@@ -181,7 +178,6 @@ def _memory(plan: Plan, program: Program) -> tuple[tuple[int, ...], tuple[Holder
     return totals, tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 
 
-# -- counting ------------------------------------------------------------------------------------------------
 def _count(lowered: Program, made: Scheduled, facts: Facts, launches: Mapping[str, int], counters: Counters) -> None:
     plan = made.plan
     counters.add(Count.KERNELS, len(plan.kernels))
@@ -231,7 +227,6 @@ def _dimension(value: Value, step: int) -> int | None:
     return None
 
 
-# -- names ---------------------------------------------------------------------------------------------------
 def _value_name(node: Node) -> str:
     """A node by its first result; a call without results by its operator."""
     return next((value.name for value in defines(node)), node.op if isinstance(node, Extern) else "nothing")

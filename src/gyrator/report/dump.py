@@ -66,7 +66,6 @@ def dump_compiled(dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, e
     dump.write("graph", diagram(record), suffix="svg")
 
 
-# -- FX graphs -----------------------------------------------------------------------------------------------
 def graph_program(
     name: str,
     gm: fx.GraphModule,
@@ -147,7 +146,6 @@ def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | 
     return size.node.hint if size.node.has_hint() else UNKNOWN_SIZE
 
 
-# -- nests and plans -----------------------------------------------------------------------------------------
 def groups_text(scheduled: Scheduled) -> str:
     """The program's nests by the kernel that they became part of, with the user's lines."""
     launches = [step for step in scheduled.plan.steps if isinstance(step, Launch)]

@@ -51,7 +51,6 @@ def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
         yield place, source
 
 
-# -- data of plots, which the template draws -----------------------------------------------------------------
 def _compile_time(report: ReportData) -> Plot:
     """Stages by number, each with the number of the one around it."""
     rows: list[tuple[str, str, str, float]] = [("all", "all", "", report.seconds)]

@@ -119,7 +119,6 @@ def program_record(partition: Partition) -> ProgramRecord:
     return ProgramRecord(tuple(kept), partition.saved_bytes, partition.default_bytes)
 
 
-# -- rows of metric tables -----------------------------------------------------------------------------------
 def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
     """A kernel of the graph in `folder` was tuned: write tables and logs, unless an earlier process took the times."""
     if new:

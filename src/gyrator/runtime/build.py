@@ -220,7 +220,6 @@ def without_comments(text: str, mark: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(mark))
 
 
-# -- jobs ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Jobs:
     """The jobs of one build in threads. All are given up when `session` or one of them fails: `end` ends what runs."""

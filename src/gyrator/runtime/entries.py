@@ -122,7 +122,6 @@ def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
     return {Origin(*place): origin_of(nodes[at]) for *place, at in entry.notes["places"]}
 
 
-# -- whole programs -----------------------------------------------------------------------------------------
 def program_key(
     gm: fx.GraphModule, inputs: Inputs, given: Sequence[object], env: ShapeEnv | None, session: Session, for_loss: bool
 ) -> Key | None:

@@ -193,8 +193,7 @@ def load(text: str, runtime: Runtime) -> BoxedCallable:
 
 
 def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:
-    """What `function` returns, and the seconds that its work took: on a GPU, those between its first kernel and
-    its last, without the processor's time to launch them."""
+    """What `function` returns, and the seconds of its work: on a GPU, from its first kernel to its last."""
     if not gpu:
         start = time.perf_counter()
         return function(), time.perf_counter() - start
@@ -217,7 +216,6 @@ def _in_range(name: str, launch: Callable[..., T]) -> Callable[..., T]:
     return ranged
 
 
-# -- kernels on the processor ---------------------------------------------------------------------------------
 def address_of(library: ctypes.CDLL, symbol: str) -> int:
     """Where a kernel of a loaded library lies in memory. Raises: AttributeError if it has no such symbol."""
     found = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value

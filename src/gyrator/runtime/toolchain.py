@@ -50,8 +50,7 @@ _ASK_FOR_TILES = (158, 0x1023, 18)
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A compiler that exists, and an instruction set that the processor has. `identity` changes when the compiler is
-    replaced; it is found without running it."""
+    """A compiler that exists, with an `identity` that changes when it is replaced, and the processor's instructions."""
 
     compiler: Path
     isa: str

@@ -69,7 +69,6 @@ def find_gpu(config: Config, device: torch.device) -> Gpu:
     return replace(gpu, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-# -- what is asked for ---------------------------------------------------------------------------------------
 def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
     """What a worker is asked for: a kernel for one of its variants. `aligned` are the positions of arguments
     that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0."""
@@ -105,7 +104,6 @@ class Wanted:
         return frozenset(at for at, is_odd in enumerate(odd) if not is_odd)
 
 
-# -- building ------------------------------------------------------------------------------------------------
 def start_triton_build(
     kernels: Sequence[Wanted], gpu: Gpu, workers: Workers, store: Store, session: Session
 ) -> Callable[[], list[tuple[Wanted, dict[int, Entry]]]]:

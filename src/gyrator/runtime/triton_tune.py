@@ -40,7 +40,6 @@ Tuned = Callable[[str, Sequence[Candidate], bool], None]
 """Told a kernel's name, its candidates, and whether they were timed just now (or by an earlier process)."""
 
 
-# -- coordinate descent --------------------------------------------------------------------------------------
 def neighbours(config: Config, room: Mapping[str, int]) -> Iterator[Config]:
     """Configs with a block (if there is ``room``) or the warps (to 32) doubled or halved, or a stage more or less."""
     for k, (name, size) in enumerate(config.blocks):
@@ -65,7 +64,6 @@ def descend(config: Config, took: float, room: Mapping[str, int], measure: Calla
             return config
 
 
-# -- timing --------------------------------------------------------------------------------------------------
 def times(
     launches: Sequence[Launch], stream: int, args: Sequence[int], updated: Sequence[tuple[int, int]], driver: CudaDriver
 ) -> list[float | None] | None:

@@ -183,7 +183,6 @@ def parameters(product: Product, config: Config) -> tuple[tuple[str, str | int |
     return (*sorted(named.items()), ("num_stages", config.num_stages), ("num_warps", config.num_warps))
 
 
-# -- parts of alternatives ---------------------------------------------------------------------------------
 def _follower(units: Sequence[Unit], call: Extern, product: Product) -> Group | None:
     """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
     group = next((u for u in units[units.index(call) + 1 :] if product.out in uses_of(u)), None)

@@ -134,7 +134,6 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
     return replace(kernel, body=(nest,))
 
 
-# -- constants in panels -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is part of
@@ -190,8 +189,7 @@ def _width(height: int, across: int, registers: int) -> int:
 
 
 def _cost(height: int, rows: int, across: int, registers: int) -> float:
-    """About how long ``rows`` take in panels of that height: multiplications, loads or the wait for a sum, and rows of
-    the right operand that come from the second cache."""
+    """About how long ``rows`` take in panels of that height: products, loads or waits for sums, and far rows."""
     v = _width(height, across, registers)
 
     def panel(r: int) -> float:

@@ -106,8 +106,7 @@ class _State:
     def attempt(
         self, p: int, q: int, value: Value, other: Value | None = None, *, mixing: bool = False
     ) -> Refused | None:
-        """Join the units of two nests that share a value, or read two alike, if legal and good; None on success.
-        ``mixing`` joins rows with columns."""
+        """Join the units of two nests that share a value, or read two alike, if good; ``mixing``: rows with columns."""
         a, b = self._units.find(p), self._units.find(q)
         if a == b:
             return None

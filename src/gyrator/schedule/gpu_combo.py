@@ -85,10 +85,8 @@ def combine(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(steps), kernels=tuple(made.values()))
 
 
-# -- which -------------------------------------------------------------------------------------------------
 def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Value]) -> list[_Slot]:
-    """The plan in its new order; ``owner`` says in whose memory each value lies. Parts of a whole are apart until they
-    are joined, but not before the whole is allocated."""
+    """The plan in its new order; ``owner`` says in whose memory values lie, parts of a whole once that is allocated."""
     kept, owner = output_values(plan.outputs), dict(owner)
     slots: list[_Slot] = []
     written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
@@ -157,7 +155,6 @@ def _loop(kernel: Kernel) -> Loop:
     return first if isinstance(first, Loop) and not others else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
 
 
-# -- how ---------------------------------------------------------------------------------------------------
 def _side_by_side(
     members: Sequence[tuple[Kernel, tuple[Value, ...]]], owner: Mapping[Value, Value]
 ) -> tuple[Kernel, tuple[Value, ...]]:

@@ -62,7 +62,6 @@ def _runs_down(member: Member) -> bool:
     return isinstance(root, Pointwise) and member.space is not None
 
 
-# -- rows of parts -----------------------------------------------------------------------------------------
 def _aligned(
     rows: Group, columns: Group, left: Sequence[Index], right: Sequence[Index], shape: Sequence[Index]
 ) -> tuple[Group, Group] | None:

@@ -44,7 +44,6 @@ SCAN_PARTS = (8192, 4096, 16384)
 """Elements of a part of a row that is scanned."""
 
 
-# -- splitting ---------------------------------------------------------------------------------------------
 def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     """Split a reduction with too few results to occupy a GPU in parts, as :func:`split_reductions` does for a CPU.
 
@@ -133,7 +132,6 @@ def _even(joint: Axes, wanted: int, run: int) -> Cut | None:
     return None
 
 
-# -- sharing -----------------------------------------------------------------------------------------------
 def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     """Sizes of parts in which programs may share the rows of a group, the best guess first; none where they do not.
 
@@ -181,7 +179,6 @@ def _kept(group: Group) -> int:
     return len(first & later) or len(first)
 
 
-# -- softmax -----------------------------------------------------------------------------------------------
 def online_softmax(program: Program, gpu: Gpu) -> Program:
     """Maximum and sum of exponentials in one pass over a row that is too long to keep.
 

@@ -119,8 +119,7 @@ _ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def exclusive_axes(root: Scatter) -> set[Axis]:
-    """Axes by which iterations surely write different elements: digits of a coordinate with nothing indirect, or of the
-    place counted in rows, as those of a flat view are."""
+    """Axes by which iterations surely write different elements: digits of a direct coordinate, or of a flat place."""
     safe: set[Axis] = set()
     for index in (*root.index, linear(root.index, root.into.shape)):
         terms = linear_terms(Index(tuple([t for t in index.terms if t[0]])))  # the rest is a constant
@@ -133,7 +132,6 @@ def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
     return tuple([image for axis in axes for image in (axes_of(mapping[axis]) if axis in mapping else (axis,))])
 
 
-# -- joining -----------------------------------------------------------------------------------------------
 def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indices) -> Group | Refused:
     """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
@@ -196,7 +194,6 @@ def _unify_axes(a: Sequence[Axis], b: Sequence[Axis]) -> Unification | None:
     return unify([compose(a)], [compose(b)], [product([axis.extent for axis in a])])
 
 
-# -- legality ----------------------------------------------------------------------------------------------
 def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     """Whether members that read a result across the two halves of a join read the very element of their own iteration.
     ``first`` are the positions of one half; reads within a half were checked when it was made."""
@@ -221,7 +218,6 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     return None
 
 
-# -- order -------------------------------------------------------------------------------------------------
 def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
     """By each member's position how many reductions of the group must be complete before it.
     It is as early as its reductions allow; then pointwise ones are as late as their first reader."""

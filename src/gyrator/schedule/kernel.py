@@ -181,8 +181,7 @@ class Writer:
 
     # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------
     def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
-        """The element of a tile that stands for one in memory whose position is contiguous along the tile's rows
-        instead of the vectors; any other is itself."""
+        """The element of a tile for one in memory that is contiguous along the tile's rows; any other is itself."""
         row, lane, (position,) = self.shape.tile, self._columns_of_tile, at
         if row is None or lane is None or position.indirects() or position.coefficient(row) is not ONE:
             return memory, at

@@ -106,7 +106,6 @@ def needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[V
     return found
 
 
-# -- longer sides ------------------------------------------------------------------------------------------
 def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
     """The products that are worth it, with their results and those arguments that can be made longer at once."""
     found = {node: a for node in program.nodes if isinstance(node, Extern) and (a := _longer_arguments(node))}
@@ -129,8 +128,7 @@ def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
 
 
 def _longer_arguments(node: Extern) -> tuple[_Longer, ...]:
-    """The matrices of a product with their new sides, and its bias if the result gets others; none if all sides stay,
-    if it is not worth it, or if one cannot have them."""
+    """A product's matrices with new sides, and its bias if the result gets some; none if none change, pay or can be."""
     out = node.out[0] if node.op in ("aten.mm.default", "aten.addmm.default") else None
     if out is None or out.device.type != "cuda" or out.dtype.itemsize != 2:
         return ()
@@ -176,7 +174,6 @@ def _pays(program: Program, node: Extern, args: tuple[_Longer, ...], free: Set[V
     return cost * PER_BYTE <= volume((*args[-2].sides, args[-1].sides[1]), 1) * 2
 
 
-# -- longer steps ------------------------------------------------------------------------------------------
 def _longer_steps(program: Program, long: _Plan, everywhere: bool, unpadded: Collection[Value]) -> dict[Value, Value]:
     """Other values with longer steps: those that products read or write, or ``everywhere`` all that nests make."""
     calls = [n for n in program.nodes if isinstance(n, Extern) and n.op in PRODUCTS]
@@ -212,7 +209,6 @@ def _moved(view: View, new: Value) -> View | None:
     return None if offset is ONE else replace(view, value=new, strides=tuple(strides), offset=offset)
 
 
-# -- the new nodes -----------------------------------------------------------------------------------------
 def _filled(nest: Nest) -> Nest:
     """``out[…, j] = j < n ? body : 0``, likewise along other axes of a pointwise nest that end before its result."""
     if not isinstance(nest.root, Pointwise) or nest.out[0] is None:

@@ -26,7 +26,6 @@ from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
 
-# -- steps -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Allocate:
     """Name the memory of ``value``: its own, with undefined contents, or that of ``upon`` with its contents.
@@ -99,7 +98,6 @@ class Free:
 Step = Allocate | Launch | Call | Copy | Join | Free
 
 
-# -- plan --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A graph ready to be printed.

@@ -30,7 +30,6 @@ SIMPLE = 4
 """Nodes of an expression that is rather computed again for each of those elements than stored."""
 
 
-# -- to selects --------------------------------------------------------------------------------------------
 def scatters_to_selects(program: Program) -> Program:
     """One write per element into a part of a tensor that is known, or into a constant, is a choice per element; a
     write into a part of a part is made one into the whole first.
@@ -169,7 +168,6 @@ def _inverse(nest: Nest) -> _Inverse | None:
     return _Inverse(axes, at, known, chosen[0] if chosen else None)
 
 
-# -- into few elements -------------------------------------------------------------------------------------
 def scatters_to_sums(program: Program) -> Program:
     """Additions that crowd on few elements of one dimension become a sum for each of them, always in the same order.
 

@@ -64,8 +64,7 @@ def _cut(nest: Nest, choose: Callable[[Nest, Reduce], Cut | None]) -> Cut | None
 
 
 def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
-    """In turns. None where columns fill vectors alone, where anything is loaded that does not lie as they do, and for
-    variances, which would be less exact."""
+    """In turns. None where columns fill vectors, loads lie otherwise, and for variances, which would be less exact."""
     positions = [load.value.position(load.index) for load in loads(root.body)]
     column = next((a for a in nest.axes if positions and all(p.coefficient(a) is ONE for p in positions)), None)
     width = column.extent if column else ZERO
@@ -133,7 +132,6 @@ def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
     return found
 
 
-# -- rewriting ---------------------------------------------------------------------------------------------
 def split(nest: Nest, cut: Cut | None) -> list[Node]:
     """Partial results of a reduction, and their combination; the nest itself without a ``cut``."""
     root = nest.root

@@ -81,7 +81,6 @@ def _scaled(expr: Expr, factor: float) -> Expr:
     return op("mul", expr, Const(factor if expr.dtype.is_floating_point else int(factor), expr.dtype))
 
 
-# -- the kernel --------------------------------------------------------------------------------------------
 def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:
     """The product by canonical names, the value that stands for its sums in the group, and the value of each name."""
     product = product_of(unit.call)

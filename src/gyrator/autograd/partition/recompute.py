@@ -155,7 +155,6 @@ def reduces(node: Node) -> bool:
     return tensor_bytes(node.meta.get("val")) * REDUCTION_RATIO < read
 
 
-# -- random numbers ----------------------------------------------------------------------------------------
 _PURE = {getattr(torch.ops.aten, name).default: getattr(ops, name) for name in ("rand", "randn")}
 
 

@@ -148,8 +148,6 @@ def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
     return clone
 
 
-# -- backward of a loss alone ------------------------------------------------------------------------------
-
 _LINEAR = frozenset({
     aten.view, aten._unsafe_view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze, aten.squeeze,
     aten.slice, aten.select, aten.clone, aten.neg, aten._to_copy, torch.ops.prims.convert_element_type,
