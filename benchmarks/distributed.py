@@ -211,11 +211,14 @@ def rows(options: argparse.Namespace, limits: Limits) -> Iterator[Row]:
                 error = f"{type(failure).__name__}: {failure}"[-1500:]
             for process in context.processes:
                 process.kill()
-            yield row(task, Path(folder, "result.json"), error or "timed out", limits)
+            yield row(task, options.processes, Path(folder, "result.json"), error or "timed out", limits)
 
 
-def row(task: Task, path: Path, error: str, limits: Limits) -> Row:
-    suite, case = f"distributed {task.device} {task.dtype}", f"{task.model}_{task.way}"
+def row(task: Task, processes: int, path: Path, error: str, limits: Limits) -> Row:
+    suite, case = (
+        f"training by {processes} process{'es' * (processes > 1)} {task.device} {task.dtype}",
+        f"{task.model}_{task.way}",
+    )
     if not path.exists():
         return Row(suite, case, limits.threads, False, {}, errors=dict.fromkeys(task.peers, error))
     found = Result(**json.loads(path.read_text()))
