@@ -32,9 +32,8 @@ from gyrator.autograd.recorder import Recorder
 DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
 FEW_ON, NARROW, FEW = "cuda", 64, {"bool": 256, "plain": 512, "other": 64}
-"""Of what device, up to what width of 16-bit heads and up to how many keys the template is faster than the library's
-kernels: with a mask of truth values, without any in heads of 32, otherwise. With 16 keys it takes a
-fifth to a 27th of their time, with 64 a fifth to two thirds, at the bounds as much (an H200)."""
+"""Where, up to what width of 16-bit heads and up to how many keys the template is faster than the library: under a mask
+of truth values, without any in heads of 32, otherwise. On an H200 16 keys take 1/5 to 1/27 of its time, 64 1/5 to 2/3."""
 
 Call = Callable[[Any, Sequence[Any]], Any]
 
@@ -95,11 +94,12 @@ def of_few_keys(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
 
 def _are_few(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool) -> bool:
     """Whether the template is faster for query, key and value, and means the same."""
-    (query, key, _), widths = operands, [x.shape[-1] for x in operands]
+    (query, key, value), widths = operands, [x.shape[-1] for x in operands]
     alike = all((x.ndim, x.shape[0], x.dtype) == (4, query.shape[0], query.dtype) for x in operands)
-    static = all(type(n) is int for n in (*widths, key.shape[-2])) and query.dtype in (torch.bfloat16, torch.float16)
+    alike = alike and query.dtype in (torch.bfloat16, torch.float16) and key.shape[:3] == value.shape[:3]
+    static = all(type(n) is int and n > 0 for n in (*widths, key.shape[-2]))
     enabled = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
-    plain = mask is None or (not mask.requires_grad and mask.dtype in (torch.bool, query.dtype))
+    plain = mask is None or (mask.ndim > 0 and not mask.requires_grad and mask.dtype in (torch.bool, query.dtype))
     if query.device.type != FEW_ON or not (alike and static and enabled and plain) or max(widths) > NARROW:
         return False
     if mask is None and not causal and max(widths) <= NARROW // 2:

@@ -64,6 +64,20 @@ def test_values_and_gradients_are_the_librarys(kind: str, groups: int) -> None:
     assert operators(graphs) == ["gyrator_attention"] * 3
 
 
+@pytest.mark.parametrize("heads", [(1, 4), (1, 1)], ids=["keys", "keys and values"])
+def test_heads_that_are_repeated_by_broadcasting_mean_the_same(heads: tuple[int, int]) -> None:
+    (q, *_), (key_heads, value_heads) = operands(), heads
+    k, v = (torch.randn(2, n, KEYS, 6, dtype=torch.bfloat16) for n in (key_heads, value_heads))
+    run, _ = compiled(F.scaled_dot_product_attention, fuses=True)
+    torch.testing.assert_close(run(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=0.02, rtol=0.02)
+
+
+def test_no_key_gives_zeros() -> None:
+    given = operands(keys=0)
+    run, _ = compiled(F.scaled_dot_product_attention, fuses=True)
+    torch.testing.assert_close(run(*given), F.scaled_dot_product_attention(*given))
+
+
 @pytest.mark.parametrize("case", ["many keys", "wide", "float32", "dropout", "bias with a gradient", "math alone"])
 def test_the_library_stays(case: str) -> None:
     given = operands(keys=10 if case == "many keys" else KEYS, width=16 if case == "wide" else 6)
