@@ -33,7 +33,7 @@ DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
 FEW_ON, NARROW, FEW = "cuda", 64, {"bool": 256, "plain": 512, "other": 64}
 """Where, up to what width of 16-bit heads and up to how many keys the template is faster than the library: under a mask
-of truth values, without any in heads of 32, otherwise. On an H200 16 keys take 1/5 to 1/27 of its time, 64 1/5 to 2/3."""
+of truth values, without any in heads of 32, else. On an H200 16 keys take 1/5 to 1/27 of its time, 64 1/5 to 2/3."""
 
 Call = Callable[[Any, Sequence[Any]], Any]
 
