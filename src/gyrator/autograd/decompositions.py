@@ -127,6 +127,7 @@ def _linspace(*args: Any, dtype: torch.dtype | None = None, **of: Any) -> Tensor
 def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
     """The operator itself, but that eager refuses to divide integers by zero on a processor."""
     result: Tensor = op(x, y, **mode)
+    y = torch.zeros_like(x) if type(y) is int and y == 0 else y
     if isinstance(y, Tensor) and y.is_cpu and not result.is_floating_point():
         aten._assert_async.msg((y != 0).all(), "ZeroDivisionError")
     return result
@@ -322,9 +323,11 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.native_dropout_backward.default: _native_dropout_backward,
 }
 
+_DIVISIONS = "div.Tensor_mode div.Scalar_mode fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar"
 WRAPPED: DecompositionTable = {
-    op: partial(_divide, op) for op in overloads("remainder.Tensor remainder.Scalar_Tensor fmod.Tensor div.Tensor_mode")
-} | {aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward}
+    **{op: partial(_divide, op) for op in overloads(f"{_DIVISIONS} remainder.Scalar_Tensor")},
+    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
+}
 """Operators that are part of their decompositions, which `decompose` alone can do."""
 
 _RANDOM: Mapping[OpOverload, Decomposition] = {

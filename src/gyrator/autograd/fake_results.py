@@ -133,7 +133,6 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     return shape, strides, value.dtype, value.device, offset, value.is_conj(), value.is_neg()
 
 
-# --- results that torch states otherwise --------------------------------------------------------------
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it. Operands
     of one shape that all lie in rows have a result in rows, also where channels could be said to lie last. Fake sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -293,6 +294,16 @@ def test_integers_are_not_divided_by_zero(case: str, dynamic: bool) -> None:
     torch.testing.assert_close(run(x, y.abs() + 1), fn(x, y.abs() + 1))
     with pytest.raises(RuntimeError, match=str(error.value)):
         run(x, y)
+
+
+@pytest.mark.parametrize(
+    "divide", [torch.floor_divide, torch.remainder, torch.fmod, partial(torch.div, rounding_mode="trunc")]
+)
+def test_integers_are_not_divided_by_a_literal_zero(divide: Callable[..., Tensor]) -> None:
+    run, _ = compiled(lambda x: divide(x, 0))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(WHOLE_NUMBERS)
+    torch.testing.assert_close(run(WHOLE_NUMBERS[:0]), WHOLE_NUMBERS[:0])
 
 
 def test_divisions_that_give_fractions_may_be_by_zero() -> None:

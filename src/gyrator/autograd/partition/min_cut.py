@@ -87,7 +87,6 @@ min_cut = min_cut_with_budget(1)
 """Saves the fewest bytes under the default bans: recomputation must be nearly free."""
 
 
-# --- what may be recomputed ------------------------------------------------------------------------
 def _problem(joint: JointGraph) -> _Problem:
     forward = (node for node in joint.graph.nodes if node in joint.needed and node not in joint.backward_nodes)
     candidates = tuple(node for node in forward if not is_number(node))
@@ -184,7 +183,6 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     return any(cost(user) in (Cost.HEAVY, Cost.RANDOM) for user in backward)
 
 
-# --- the cut ---------------------------------------------------------------------------------------
 def _price(node: Node, joint: JointGraph) -> float:
     """What saving a value costs, in parts of bytes: a little more where forward would not have written it otherwise.
     Of views only those of a small part are saved, as copies: the whole is freed. Infinity for what is never saved."""
@@ -233,7 +231,6 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
     return tuple(node for node in entries if exits[node] in behind and entries[node] not in behind)
 
 
-# --- the explanation -------------------------------------------------------------------------------
 def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
     joint = problem.joint
