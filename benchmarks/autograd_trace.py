@@ -116,7 +116,7 @@ def _from_zoo(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
 
 def _joint(gm: GraphModule, example_inputs: list[Any]) -> JointGraph:
     inputs = fake_inputs(gm, example_inputs)
-    joint = trace(gm, inputs)
+    joint = trace(gm, inputs, {})
     return aot.roles_of(joint, decompose(joint.build, decomposition_table()).graph, inputs)
 
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
 from gyrator.autograd.aot import Traced, aot_program, assemble
+from gyrator.autograd.attention import Kinds, handed_on
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs, has_subclasses
@@ -55,8 +56,10 @@ def compile_program(
     The callable's attribute `wrappers` has the files of its graphs' programs."""
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
+    masks = handed_on(gm.graph, process.masks) if any(isinstance(x, FakeTensor) for x in example_inputs) else {}
+    compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
     try:
-        traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
+        traced, wrappers = compiled(example_inputs, name=name, for_loss=True)
     except RuntimeError as error:
         if not any(text in str(error) for text in NO_BACKWARD):
             raise
@@ -65,7 +68,7 @@ def compile_program(
 
     def complete() -> Traced:
         with process.lock, frozen_garbage():
-            return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
+            return compiled(inputs.values, name=f"{name}_complete")[0]
 
     call = assemble(traced, gm, example_inputs, complete)
     if any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter, FakeTensor) for x in example_inputs):
@@ -92,7 +95,7 @@ def compile_subclasses(
     def compiled(graph: fx.GraphModule, fakes: Sequence[Any]) -> BoxedCallable:
         with process.lock, frozen_garbage(), torch.no_grad(), torch_compat.without_autocast():
             inputs, part = fake_inputs(graph, fakes), f"{name}_{next(numbers)}"
-            traced = _compile(graph, inputs, fakes, config, part, process, for_loss=False)[0]
+            traced = _compile(graph, inputs, fakes, config=config, name=part, process=process)[0]
             assert not isinstance(traced.run, Differentiable)
             return taking_list(traced.program, traced.run, assemble(traced, graph, fakes, lambda: traced))
 
@@ -124,8 +127,9 @@ def _without_functions(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _compile(
-    gm: fx.GraphModule, inputs: Inputs, args: Sequence[Any], config: Config, name: str, process: Process, for_loss: bool
-) -> tuple[Traced, Sequence[str]]:
+    gm: fx.GraphModule, inputs: Inputs, args: Sequence[Any], *,
+    config: Config, name: str, process: Process, for_loss: bool = False, masks: Kinds | None = None,
+) -> tuple[Traced, Sequence[str]]:  # fmt: skip
     """A program compiled or found, and the files of its graphs' programs."""
     start = time.perf_counter()
     shape_env = torch_compat.shape_env_of(inputs.values)
@@ -167,7 +171,7 @@ def _compile(
             dump_graph(program.dump, "captured", gm, inputs.values)
         stores = process.stores(program)
         with program.stage("look up"):
-            key = program_key(gm, inputs, args, shape_env, program, for_loss=for_loss)
+            key = program_key(gm, inputs, args, shape_env, program, for_loss, masks or {})
             found = find_program(key, stores, inputs.values, program)
         if found is not None:
             notes, graphs = found
@@ -188,6 +192,7 @@ def _compile(
             frozen=config.freezing,
             for_loss=for_loss,
             fuses=config.numerics == "fast",
+            masks=masks,
             stage=program.stage,
         )
         if config.freezing and isinstance(traced.run, Differentiable):

@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
@@ -71,7 +72,7 @@ class Process:
 
     `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
     collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place; `recorded` is
-    memory that recordings of launches hold."""
+    memory that recordings of launches hold; `masks` says what masks let pass that parts of a captured graph hand on."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
@@ -84,6 +85,7 @@ class Process:
     counted: list[Counters] = field(default_factory=list)
     profile: BandwidthProfile = field(default_factory=BandwidthProfile)
     recorded: list[torch.Tensor] = field(default_factory=list)
+    masks: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     @cached_property
     def scratch(self) -> Path:
@@ -290,7 +292,6 @@ def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
-# -- between the stages --------------------------------------------------------------------------------------
 def _compiled(ready: GraphCompiled, process: Process) -> Compiled:
     return Compiled(loaded(ready, process), ready.entry.key, str(ready.entry.folder / WRAPPER))
 

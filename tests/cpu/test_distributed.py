@@ -92,3 +92,31 @@ def test_the_parts_that_ddp_cuts_a_graph_into_are_compiled(tmp_path: Path, dynam
         with torch.no_grad():
             torch.testing.assert_close(run(x), eager(x))
     assert len([*tmp_path.glob("graphs/??/*/wrapper.py")]) >= 4  # parts that are equal have one
+
+
+class Attending(Stack):
+    """Attention to ``reach`` earlier rows, by a mask that is made before the parts in which it is read."""
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, x: Tensor) -> Tensor:
+        back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        mask = (back >= 0) & (back < self.reach)
+        for layer in self.layers:
+            heads = layer(x).unflatten(-1, (8, 64)).transpose(1, 2)
+            x = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, mask).transpose(1, 2).flatten(2)
+        return x
+
+
+@pytest.mark.usefixtures("alone")
+def test_parts_that_get_other_masks_are_others(tmp_path: Path) -> None:
+    """Of what a mask lets pass, which the part that made it knows, kernels are made of in all parts."""
+    for reach in (32, 3):
+        model, x = Attending(reach), torch.randn(2, 32, 512)
+        torch._dynamo.reset()
+        run = torch.compile(
+            DistributedDataParallel(model, bucket_cap_mb=1), backend="gyrator", options={"cache_dir": tmp_path}
+        )
+        torch.testing.assert_close(run(x), model(x))

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program
+from gyrator.autograd.attention import Kinds
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose, merge_equal_calls
 from gyrator.autograd.decompositions import WRAPPED, DecompositionTable, decomposition_table
@@ -36,28 +37,9 @@ Stage = Callable[[str], AbstractContextManager[object]]
 _Compile = Callable[[Graph, GraphInfo], Pending]
 
 
-def aot_compile(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    partition_fn: PartitionFunction = min_cut,
-    decompositions: DecompositionTable | None = None,
-    lazy_backward: bool = False,
-    fuses: bool = True,
-) -> Callable[..., Any]:
+def aot_compile(gm: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """A callable that behaves as `gm`: values, aliasing, mutation, gradients. Arguments, errors: see `aot_program`."""
-    traced = aot_program(
-        gm,
-        example_inputs,
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler,
-        partition_fn=partition_fn,
-        decompositions=decompositions,
-        lazy_backward=lazy_backward,
-        fuses=fuses,
-    )
+    traced = aot_program(gm, example_inputs, **options)
     return assemble(traced, gm, example_inputs, lambda: traced)
 
 
@@ -112,6 +94,7 @@ def aot_program(
     frozen: bool = False,
     for_loss: bool = False,
     fuses: bool = True,
+    masks: Kinds | None = None,
     stage: Stage = nullcontext,
 ) -> Traced:
     """Compiles a graph of torch-level operators ahead of time, its backward included.
@@ -127,6 +110,7 @@ def aot_program(
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
         for_loss: backward is that of the loss alone, where the other results lie behind it.
         fuses: attention that is written out becomes an operator, which rounds less; frozen linear layers are joined.
+        masks: what masks among the inputs let pass, where that is known.
         stage: each part of the work runs within `stage(its name)`.
 
     Raises:
@@ -136,7 +120,7 @@ def aot_program(
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)
-        joint = trace(gm, inputs, fuses=fuses, frozen=frozen and fuses and not torch.is_grad_enabled())
+        joint = trace(gm, inputs, masks or {}, fuses=fuses, frozen=frozen and fuses and not torch.is_grad_enabled())
     with stage("decompose"), torch_compat.rules_for_sizes(gm, inputs.values):
         build = decompose(joint.build, {**WRAPPED, **table})
         merge_equal_calls(build.graph)

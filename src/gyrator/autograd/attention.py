@@ -11,14 +11,14 @@ constants: sizes beyond all the constants tell of all sizes. Of the others those
 copied, because the fused kernels of GPUs refuse them and attention would be computed in float32, score by score. Those
 that have gradients stay: eager computes them that way, and more precisely than the fused kernels."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, MutableMapping, Sequence, Set
 from math import prod
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
@@ -41,14 +41,19 @@ _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 
 Kind = Literal["open", "causal"]
 """What a known mask lets pass: all scores, or those of keys that are not after the query."""
+Kinds = Mapping[int, Kind]
+"""Of masks among a graph's inputs, by position."""
 
 
 class Masks:
-    """What masks are, by the nodes that make them. Mutable, and private to one trace."""
+    """What masks are, by the nodes that make them, or by the position of inputs. Mutable, and private to one trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph, given: Kinds) -> None:
         self._makers: dict[int, tuple[Node, Tensor, bool]] = {}
-        self._known: dict[tuple[Node, bool], Kind | None] = {}
+        inputs = {node: given[at] for at, node in enumerate(graph.find_nodes(op="placeholder")) if at in given}
+        written = {memory_of(x) for node in graph.nodes if mutates(node) for x in node.all_input_nodes}
+        unwritten = {(node, False): kind for node, kind in inputs.items() if memory_of(node) not in written}
+        self._known: dict[tuple[Node, bool], Kind | None] = {**unwritten}
         self._values: dict[Node, Any] = {}
         self._last: Node | None = None
 
@@ -102,17 +107,32 @@ class Masks:
 
     def kind(self, mask: Tensor) -> Kind | None:
         """What a mask lets pass, if the program's text tells."""
-        if id(mask) not in self._makers:
-            return None
-        node, _, inverted = self._makers[id(mask)]
+        node, _, inverted = self._makers.get(id(mask), (None, None, False))
+        return self.kind_of(node, mask.device, inverted=inverted) if node else None
+
+    def kind_of(self, node: Node, device: torch.device, *, inverted: bool = False) -> Kind | None:
+        """What the mask that a node makes lets pass, or its inverse."""
         if (node, inverted) not in self._known:
             sizes = {n for n in node.graph.nodes if type(n.meta.get("example_value")) is torch.SymInt}
             sources = sorted(ancestors([node], known=sizes))  # sizes count as given, wherever they are read
             with torch_compat.outside_tracing(), torch.no_grad():
-                found = [_evaluated(sources, given) for given in _tried(sources, sizes, mask.device)]
+                found = [_evaluated(sources, given) for given in _tried(sources, sizes, device)]
                 kinds = {_kind_of(~x if inverted and x is not None else x) for x in found}
             self._known[node, inverted] = kinds.pop() if len(kinds) == 1 else None
         return self._known[node, inverted]
+
+
+def handed_on(graph: Graph, told: MutableMapping[Tensor, Kind]) -> Kinds:
+    """What is `told` of masks that a part of a captured graph gets, by position; of those that it hands on, other parts
+    are told. The captured tensor that a node has is one in all parts."""
+    captured = [node.meta.get("example_value") for node in graph.find_nodes(op="placeholder")]
+    found = {at: told[x] for at, x in enumerate(captured) if isinstance(x, Tensor) and x in told}
+    masks = Masks(graph, found)
+    for node in graph.output_node().all_input_nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, Tensor) and (kind := masks.kind_of(node, value.device)) is not None:
+            told[value] = kind
+    return found
 
 
 def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[dict[Node, int]]:
@@ -153,6 +173,14 @@ def _is_positional(node: Node) -> bool:
 def name_of(node: Node) -> str:
     """What a node's function or method is called."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def memory_of(node: object) -> int | None:
+    """Which memory the tensor that a captured node stands for has; None for what has none."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return value.untyped_storage()._cdata
+    return None
 
 
 def mutates(node: Node) -> bool:

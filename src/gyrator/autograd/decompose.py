@@ -89,8 +89,6 @@ class _Pass:
         if isinstance(node.meta["val"], SYMBOLIC_TYPES) or "unbacked_bindings" in node.meta:
             self._new.symbols.bind(node.meta["val"], copy)
 
-    # --- templates ---------------------------------------------------------------------------------
-
     def _template(self, op: OpOverload, node: Node) -> Graph | None:
         """Records the decomposition of a call, the calls that it makes decomposed in turn; None where it declines
         or holds a tensor, as of one point of a grid, for which a template has no place."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
-from gyrator.autograd.attention import mutates
+from gyrator.autograd.attention import memory_of, mutates
 
 MOST_BYTES = 1 << 24
 """Of weights that are joined, which lie in memory twice then. Products with larger ones gain little."""
@@ -27,13 +27,13 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
     writing = [node for node in graph.nodes if mutates(node) or isinstance(node.target, HigherOrderOperator)]
-    written = {_memory(i) for node in writing for i in node.all_input_nodes} - {None}
-    apart = {None} | written | {_memory(node) for node in graph.output_node().all_input_nodes}
+    written = {memory_of(i) for node in writing for i in node.all_input_nodes} - {None}
+    apart = {None} | written | {memory_of(node) for node in graph.output_node().all_input_nodes}
 
     def alike(node: Node) -> Hashable:
         x, weight, bias = _arguments(node)
         fixed = not node.kwargs and {weight, bias} <= parameters
-        if not fixed or not apart.isdisjoint(map(_memory, (node, x, weight))) or _memory(bias) in written:
+        if not fixed or not apart.isdisjoint(map(memory_of, (node, x, weight))) or memory_of(bias) in written:
             return node
         return x, weight.meta["example_value"].dtype, node.meta["example_value"].dtype, bias is None
 
@@ -54,10 +54,3 @@ def joined(group: tuple[Node, ...], env: Mapping[Node, Any]) -> dict[Node, Tenso
 def _arguments(layer: Node) -> tuple[Any, ...]:
     """Input, weight and bias."""
     return (*layer.args, None)[:3]
-
-
-def _memory(node: Any) -> int | None:
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return None
-    return value.untyped_storage()._cdata

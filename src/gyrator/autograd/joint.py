@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program, Result, describe_outputs, pinned_offsets
-from gyrator.autograd.attention import Masks
+from gyrator.autograd.attention import Kinds, Masks
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.fused_attention import attention, index, of_few_keys
@@ -56,9 +56,10 @@ class Joint:
     gradients: tuple[int, ...]
 
 
-def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True, frozen: bool = False) -> Joint:
+def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, frozen: bool = False) -> Joint:
     """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward. If it
-    `fuses`, attention that is written out becomes an operator. Parameters that are `frozen` may be joined.
+    `fuses`, attention that is written out becomes an operator. Parameters that are `frozen` may be joined. Of inputs at
+    the positions of `masks` is known what they let pass.
 
     Raises: UnsupportedOperator for a program with `set_` or `resize_`, or that mutates an input in its backward."""
     build = GraphBuilder(FakeResults(inputs.mode))
@@ -73,7 +74,7 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True, frozen: bool =
         stack.enter_context(torch_compat.tracing_under(inputs.mode))
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
-        runner = _Runner(gm, recorder, fuses=fuses)
+        runner = _Runner(gm, recorder, Masks(gm.graph, masks), fuses=fuses)
         if frozen:
             runner.to_join = linears_to_join(gm.graph, inputs.static)
         before = [value.grad_fn if isinstance(value, Tensor) else None for value in arguments]
@@ -157,15 +158,14 @@ def _backward(
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
 
-    def __init__(self, gm: GraphModule, recorder: Recorder, *, fuses: bool) -> None:
+    def __init__(self, gm: GraphModule, recorder: Recorder, masks: Masks, *, fuses: bool) -> None:
         super().__init__(gm, garbage_collect_values=False)
-        self._recorder, self._fuses = recorder, fuses
+        self._recorder, self._masks, self._fuses = recorder, masks, fuses
         self._made: list[tuple[int, Meta]] = []
         self._constants: dict[str, Tensor] = {}
         self._region: Meta = {}
         self._of_scores = False
         self._regions = count()
-        self._masks = Masks()
         self.to_join: Mapping[Node, tuple[Node, ...]] = {}
         self._joined: dict[Node, Tensor] = {}
 
@@ -232,8 +232,8 @@ class _Runner(Interpreter):
 
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         """Runs a body in the place of its call; one `of_scores`, a function of one attention score, is under vmap."""
-        inner = _Runner(body, self._recorder, fuses=self._fuses and not of_scores)
-        inner._made, inner._regions, inner._masks = self._made, self._regions, self._masks
+        inner = _Runner(body, self._recorder, self._masks, fuses=self._fuses and not of_scores)
+        inner._made, inner._regions = self._made, self._regions
         inner._region, inner._of_scores = region, of_scores
         return inner.run(*args)
 

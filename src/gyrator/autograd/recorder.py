@@ -108,8 +108,6 @@ class Recorder(TorchDispatchMode):
         if self.backward_origin is not None:
             self.build.origin = self.backward_origin(torch_compat.current_autograd_sequence())
 
-    # --- inputs, reads -----------------------------------------------------------------------------
-
     def add_input(self, name: str, value: Any, position: int | None = None) -> None:
         """A placeholder for `value`; a tensor becomes a root."""
         node = self.build.placeholder(name, value)
@@ -176,8 +174,6 @@ class Recorder(TorchDispatchMode):
             out = tuple([torch.empty_like(x) for x in like])
             self._results(self._append(func, args, {}, out), out)
         return out
-
-    # --- recording, one way per effect -------------------------------------------------------------
 
     def _bind(self, tensor: Tensor, alias: Alias) -> None:
         self._aliases[id(tensor)] = tensor, alias  # the tensor lives on: none other gets its id

@@ -123,9 +123,9 @@ def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
 
 
 def program_key(
-    gm: fx.GraphModule, inputs: Inputs, given: Sequence[object], env: ShapeEnv | None, session: Session, for_loss: bool
+    gm: fx.GraphModule, inputs: Inputs, given: Sequence[object], env: ShapeEnv | None, session: Session, *more: object
 ) -> Key | None:
-    """The key of a captured graph; None if it has none, or if it must be compiled anyway."""
+    """The key of a captured graph, for which its code follows from `more` too; None if it must be compiled anyway."""
     config = session.config
     if config.validate or config.freezing:
         return None
@@ -134,7 +134,7 @@ def program_key(
     except ToolchainMissing:
         return None
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in given]
-    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(given), for_loss))
+    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(given), more))
     return graph_key(gm, config, about, captured=inputs.values, shape_env=env, target=target)
 
 

@@ -59,7 +59,7 @@ def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | N
         decisions[p, q, value] = Decision(first, second, value, state.attempt(p, q, value))
     for (p, q, value), decision in list(decisions.items()):
         on_gpu = decision.first.on_gpu and decision.second.on_gpu
-        if decision.verdict is not None and on_gpu and state.attempt(p, q, value, mixing=True) is None:
+        if decision.verdict is not None and on_gpu and state.attempt(p, q, value, mix=True) is None:
             decisions[p, q, value] = replace(decision, verdict=None)
     for (p, value), (q, other) in state.reductions_alike():
         state.attempt(p, q, value, other)
@@ -103,10 +103,8 @@ class _State:
                         yield last[key], (position, value)
                     last[key] = position, value
 
-    def attempt(
-        self, p: int, q: int, value: Value, other: Value | None = None, *, mixing: bool = False
-    ) -> Refused | None:
-        """Join the units of two nests that share a value, or read two alike, if good; ``mixing``: rows with columns."""
+    def attempt(self, p: int, q: int, value: Value, other: Value | None = None, *, mix: bool = False) -> Refused | None:
+        """Join the units of two nests that share a value, or read two alike, if good; ``mix``: rows with columns."""
         a, b = self._units.find(p), self._units.find(q)
         if a == b:
             return None
@@ -114,13 +112,13 @@ class _State:
         if len(first.members) + len(second.members) > self._most:
             return Refused(f"the kernel would have more than {self._most} parts")
         places = _places(first, p, value), _places(second, q, other or value)
-        joined = _join(first, second, *places, value.shape, mixing)
+        joined = _join(first, second, *places, value.shape, mix)
         if isinstance(joined, Refused):
             return joined
         shared = bool(shared_blocks(joined, self._gpu))
         if not shared and (shared_blocks(first, self._gpu) or shared_blocks(second, self._gpu)):
             return Refused("the long rows of one could no longer be shared by programs")
-        problem = None if mixing else _check(joined, first, second, shared=shared)
+        problem = None if mix else _check(joined, first, second, shared=shared)
         if problem is None and self._slower is not None:
             problem = self._slower(self._program, first, second, joined)
         if problem is not None:

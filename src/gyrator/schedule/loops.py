@@ -356,7 +356,6 @@ def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Ax
     return block, inner
 
 
-# -- on a GPU ---------------------------------------------------------------------------------------------
 MIN_SIDE, MIN_TILE = 2, 256
 """Tiles over two axes pay where both are at least this long: three channels of an image are; and where together they
 keep the threads of a program busy: those of a patch of 16 are not."""

@@ -97,7 +97,6 @@ class _Planner:
             steps += self._frees(unit, position)
         return [*steps, *self._write_back()]
 
-    # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         if isinstance(unit, Templated) and unit.attend is not None:
             yield from (Allocate(v) for v in unit.call.out if v is not None)
@@ -222,7 +221,6 @@ class _Planner:
                 return old
         return None
 
-    # -- externs -------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         if self._joined and extern in self._joined:
             parts, rows = self._joined[extern]
@@ -236,7 +234,6 @@ class _Planner:
             yield from self._place_new_version(old, new, position, read=False)
         yield Call(extern, into)
 
-    # -- ends ----------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
         made = defines_of(unit)
         read = sorted(uses_of(unit).difference(made), key=lambda v: v.name)
@@ -349,7 +346,6 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     return True
 
 
-# -- the order of products -----------------------------------------------------------------------------------
 def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
     """Units with products moved up past neighbours where that holds less memory: what ends a large value goes first.
 

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gyrator.autograd.aot import aot_compile
-from gyrator.autograd.attention import Masks, in_rows
+from gyrator.autograd.attention import Kind, Kinds, Masks, handed_on, in_rows
 from gyrator.autograd.interface import Compiled, GraphInfo
 
 L = 16
@@ -169,7 +171,8 @@ def test_a_mask_is_left_away_if_it_is_the_same_for_all_sizes(name: str) -> None:
 
 
 def test_a_size_may_be_read_from_what_was_computed() -> None:
-    graph, masks, real = fx.Graph(), Masks(), shaped()
+    graph, real = fx.Graph(), shaped()
+    masks = Masks(graph, {})
     with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False) as mode:
         q = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 4))
 
@@ -191,11 +194,43 @@ def test_a_size_may_be_read_from_what_was_computed() -> None:
 
 def test_a_value_that_is_known_keeps_its_place_in_memory() -> None:
     """Values of a region die with it: a later mask in the same place would be taken for an earlier one."""
-    masks, value = Masks(), torch.ones(2, 2)
-    masks.note(fx.Graph().placeholder("x"), value)
+    graph, value = fx.Graph(), torch.ones(2, 2)
+    masks = Masks(graph, {})
+    masks.note(graph.placeholder("x"), value)
     alive = weakref.ref(value)
     del value
     assert alive() is not None
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["as it is", "written"])
+def test_parts_of_a_graph_know_masks_that_others_hand_on(written: bool) -> None:
+    """Not what they write into, by a view of it too."""
+    kinds: list[Kinds] = []
+    found: list[Kind | None] = []
+
+    def in_two(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        first = next(k for k, node in enumerate(gm.graph.nodes) if node.target is F.scaled_dot_product_attention)
+        order = {node: k for k, node in enumerate(gm.graph.nodes)}
+        told = WeakIdKeyDictionary()
+        parts = split_module(gm, gm, lambda node: int(order[node] > first))
+        for part in parts.children():
+            kinds.append(handed_on(part.graph, told))
+            inputs = part.graph.find_nodes(op="placeholder")
+            masks = Masks(part.graph, kinds[-1])
+            found.extend(masks.kind_of(inputs[at], torch.device("cpu")) for at in kinds[-1])
+        return gm.forward
+
+    def twice(q: Tensor) -> Tensor:
+        mask = triangle(torch.arange(q.shape[2]))
+        once = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        if written:
+            mask.T.zero_()
+        return F.scaled_dot_product_attention(once, q, q, attn_mask=mask)
+
+    torch._dynamo.reset()
+    torch.compile(twice, backend=in_two)(shaped())
+    assert [list(each.values()) for each in kinds] == [[], ["causal"]]
+    assert found == [None if written else "causal"]
 
 
 @pytest.mark.parametrize("strides", [(0, L, 1, 0), (L * L, 0, L, 1), (L * L, L * L, 1, L), (0, 0, 1, 0)], ids=str)
