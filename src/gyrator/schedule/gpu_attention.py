@@ -55,7 +55,8 @@ def _split(tensors: Sequence[View], lists: Sequence[View], gpu: Gpu) -> int:
 
 
 def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gpu, split: int) -> tuple[Config, ...]:
-    """Blocks whose operands fit into shared memory and whose sums fit into registers, the likely best first."""
+    """Blocks whose operands fit into shared memory and whose sums fit into registers, the likely best first. None is
+    larger than there are rows and keys; warps of such smaller ones have at least 1,024 scores."""
     item, of_columns = views[0].value.dtype.itemsize, template == "columns"
     width = max(16, *(power(view.shape[-1].value) for view in views[:3]))
     tf32 = int(item == 4 and float32_matmul_precision() != "highest")
