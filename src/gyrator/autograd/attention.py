@@ -51,7 +51,7 @@ class Masks:
     def __init__(self, graph: Graph, given: Kinds) -> None:
         self._makers: dict[int, tuple[Node, Tensor, bool]] = {}
         inputs = {node: given[at] for at, node in enumerate(graph.find_nodes(op="placeholder")) if at in given}
-        written = {memory_of(x) for node in graph.nodes if mutates(node) for x in node.all_input_nodes}
+        written = {memory_of(x) for n in graph.nodes if inputs and mutates(n) for x in n.all_input_nodes}
         unwritten = {(node, False): kind for node, kind in inputs.items() if memory_of(node) not in written}
         self._known: dict[tuple[Node, bool], Kind | None] = {**unwritten}
         self._values: dict[Node, Any] = {}
