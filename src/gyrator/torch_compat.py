@@ -326,9 +326,11 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def taken_apart(gm: GraphModule, examples: Sequence[Any], compiler: Callable[..., Any]) -> Callable[..., Any]:
+def taken_apart(
+    gm: GraphModule, examples: Sequence[Any], compiler: Callable[..., Any], table: Mapping[Any, Callable[..., Any]]
+) -> Callable[..., Any]:
     """A captured graph that torch's AOTAutograd differentiates, and whose tensor subclasses it takes apart into plain
-    tensors. `compiler` makes a function of a list of each graph of ATen operators that comes of it."""
+    tensors. `compiler` makes a function of a list of each graph of ATen operators, but those of `table`, that comes."""
 
     def boxed(graph: GraphModule, fakes: Sequence[Any]) -> Callable[[list[Any]], Any]:
         call = compiler(graph, fakes)
@@ -337,7 +339,8 @@ def taken_apart(gm: GraphModule, examples: Sequence[Any], compiler: Callable[...
 
     aot = importlib.import_module("torch._functorch.aot_autograd")
     partition = importlib.import_module("torch._functorch.partitioners").min_cut_rematerialization_partition
-    return aot.aot_module_simplified(gm, examples, boxed, partition_fn=partition, keep_inference_input_mutations=True)
+    how = {"partition_fn": partition, "decompositions": table, "keep_inference_input_mutations": True}
+    return aot.aot_module_simplified(gm, examples, boxed, **how)
 
 
 def guard_parameters() -> None:

@@ -35,8 +35,6 @@ LONGEST_SUM = 2048
 4,096 1.1; in bfloat16 0.4 to 0.6 of oneDNN's with any."""
 
 
-# --- from torch's table ----------------------------------------------------------------------------
-
 _FROM_TORCH = (
     # pointwise
     "addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu glu_backward hardshrink hardsigmoid "
@@ -81,11 +79,9 @@ _NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_n
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
 _NORM: Decomposition = get_decompositions([aten.linalg_vector_norm])[aten.linalg_vector_norm.default]
-_NORMS: Mapping[Any, Decomposition] = get_decompositions(WITH_STATISTICS)
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
-# --- ours ------------------------------------------------------------------------------------------
 def _widen(x: Tensor) -> Tensor:
     """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
     return x.to(torch.float32) if x.dtype in LOW_PRECISION else x
@@ -146,8 +142,12 @@ def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """A norm by torch's table, which on a processor rounds the statistics of 16 bits, whatever parameters are."""
-    out, *statistics = norm(_widen(x), *args)
+    out, *statistics = norm(_widen(x) if x.device.type == "cpu" else x, *args)
     return out.to(x.dtype), *statistics
+
+
+_TORCHS: Mapping[Any, Decomposition] = get_decompositions(WITH_STATISTICS)
+NORMS = {op: partial(_of_wide, norm) for op, norm in _TORCHS.items()}
 
 
 def _in_float32(x: Tensor) -> bool:
@@ -310,7 +310,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
-    **{op: partial(_of_wide, _NORMS[op]) for op in _NORMS},
+    **NORMS,
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),

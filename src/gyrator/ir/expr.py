@@ -273,7 +273,6 @@ class Ref(Expr):
         return self.scope
 
 
-# -- text --------------------------------------------------------------------------------------------------
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|",
@@ -323,7 +322,6 @@ def _literal(value: Scalar, dtype: torch.dtype) -> str:
     return str(value) if plain else f"{value}:{short(dtype)}"
 
 
-# -- rewriting ---------------------------------------------------------------------------------------------
 def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
     """Rebuild bottom-up: substitute ``mapping`` in indices, then put ``replace(node)`` for each node unless it is None.
     Expressions within indirect indices are rewritten too, shared nodes once."""

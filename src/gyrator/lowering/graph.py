@@ -277,7 +277,6 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------
 Number = Expr | Index | Scalar
 Rule = Callable[[Sequence[Number]], Expr]
 
