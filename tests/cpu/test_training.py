@@ -308,7 +308,7 @@ def test_a_program_whose_backward_cannot_run_computes_its_results(backend: str) 
 
 
 def test_an_operator_without_a_derivative_computes_its_results(backend: str) -> None:
-    @torch.library.custom_op("gyrator_tests::doubled", mutates_args=())
+    @torch.library.custom_op("gyrator_tests::underived", mutates_args=())
     def doubled(x: Tensor) -> Tensor:
         return x * 2
 

@@ -37,9 +37,16 @@ Stage = Callable[[str], AbstractContextManager[object]]
 _Compile = Callable[[Graph, GraphInfo], Pending]
 
 
-def aot_compile(gm: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def aot_compile(
+    gm: GraphModule, example_inputs: Sequence[Any], *, fw_compiler: Compiler, bw_compiler: Compiler | None = None,
+    partition_fn: PartitionFunction = min_cut, decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False, fuses: bool = True,
+) -> Callable[..., Any]:  # fmt: skip
     """A callable that behaves as `gm`: values, aliasing, mutation, gradients. Arguments, errors: see `aot_program`."""
-    traced = aot_program(gm, example_inputs, **options)
+    traced = aot_program(
+        gm, example_inputs, fw_compiler=fw_compiler, bw_compiler=bw_compiler, partition_fn=partition_fn,
+        decompositions=decompositions, lazy_backward=lazy_backward, fuses=fuses,
+    )  # fmt: skip
     return assemble(traced, gm, example_inputs, lambda: traced)
 
 
@@ -82,21 +89,11 @@ def _grad_mode(within: bool, after: bool) -> Iterator[None]:
 
 
 def aot_program(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    partition_fn: PartitionFunction = min_cut,
-    decompositions: DecompositionTable | None = None,
-    lazy_backward: bool = False,
-    channels_last: bool | None = False,
-    frozen: bool = False,
-    for_loss: bool = False,
-    fuses: bool = True,
-    masks: Kinds | None = None,
-    stage: Stage = nullcontext,
-) -> Traced:
+    gm: GraphModule, example_inputs: Sequence[Any], *, fw_compiler: Compiler, bw_compiler: Compiler | None = None,
+    partition_fn: PartitionFunction = min_cut, decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False, channels_last: bool | None = False, frozen: bool = False, for_loss: bool = False,
+    fuses: bool = True, masks: Kinds | None = None, stage: Stage = nullcontext,
+) -> Traced:  # fmt: skip
     """Compiles a graph of torch-level operators ahead of time, its backward included.
 
     Args:
