@@ -182,12 +182,14 @@ def _compile(
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced
+        with program.stage("list decompositions"):
+            table = decomposition_table(numerics=config.numerics)
         traced = aot_program(
             gm,
             args,
             fw_compiler=compiler,
             partition_fn=partition,
-            decompositions=decomposition_table(numerics=config.numerics),
+            decompositions=table,
             channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
             for_loss=for_loss,

@@ -82,10 +82,8 @@ def test_backward_says_what_is_saved_and_why(new: gyrator.insight.Report) -> Non
     assert all(value.reason for value in kept)
 
 
-def test_stages_account_for_the_compile_time(tmp_path: Path) -> None:
-    """In one of three tries: other tests may have the processor between two stages."""
-    tries = (gyrator.explain(program, *arguments(), options={"cache_dir": tmp_path / str(k)}) for k in range(3))
-    assert any(report.data.accounted() >= 0.95 for report in tries)
+def test_stages_account_for_the_compile_time(new: gyrator.insight.Report) -> None:
+    assert new.data.accounted() >= 0.95
 
 
 def test_kernels_are_timed_with_the_options_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
