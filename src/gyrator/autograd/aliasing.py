@@ -53,7 +53,8 @@ Source = FromGraph | FromInput | Literal
 
 @dataclass(frozen=True)
 class Result:
-    """A result of the forward half as traced: its node, the tensor autograd knows, and whether strides are seen."""
+    """A result of the forward half as it was traced: its node, the tensor that autograd knows (None for what it does
+    not see), and whether the user sees its strides."""
 
     node: Node
     tensor: Tensor | None = None

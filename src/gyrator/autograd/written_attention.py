@@ -61,7 +61,8 @@ class _Scores:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes back from weights to their product. `links` are the nodes on the way, each read by the next alone."""
+    """Goes back from weights to the product that they come of. `links` are the nodes on the way, each read by the next
+    alone, and `dropout` is the rate at which weights are dropped."""
 
     values: Values
     links: list[Node] = field(default_factory=list)
