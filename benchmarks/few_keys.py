@@ -1,4 +1,4 @@
-"""Attention of few keys on a GPU: gyrator's template against the library's kernel, which eager calls.
+"""Attention of few keys or under a mask on a GPU: gyrator's template against the library's kernel, which eager calls.
 
     python -m benchmarks.few_keys [--jobs N] [--json FILE]
 
@@ -31,33 +31,49 @@ from benchmarks.model_row import kernels
 HEADS, ELEMENTS, REPEATS = {6: 4, 32: 8, 64: 12, 128: 16}, 9_700_000, 10
 SIDES: Sequence[tuple[str, int, Sequence[int]]] = (
     ("none", 6, (16,)),
-    ("none", 32, (16, 32, 49, 64, 100, 144, 197, 256, 512)),
-    ("none", 64, (16, 32, 49, 64, 100)),
+    ("none", 32, (16, 64, 100, 144, 197, 256, 512)),
+    ("none", 64, (16, 32, 49, 64)),
+    ("causal", 32, (64, 100, 128)),
     ("causal", 64, (64,)),
-    ("bias", 32, (16, 49, 64)),
-    ("bias", 64, (16, 49, 64)),
-    ("bool", 32, (16, 49, 64, 128, 197, 256)),
-    ("bool", 64, (16, 49, 64, 128, 197, 256)),
+    ("bias", 32, (16, 49, 64, 144, 200, 256, 512, 1000)),
+    ("bias", 64, (16, 49, 64, 128, 144, 256, 512, 1000, 2048)),
+    ("bias", 128, (128, 512, 2048)),
+    ("keys", 32, (16, 49, 64, 128, 197, 256, 1000)),
+    ("keys", 64, (16, 49, 64, 128, 197, 256, 512, 1000, 2048, 4096)),
+    ("keys", 128, (197, 512, 1000, 2048, 4096)),
+    ("key_bias", 32, (197, 1000)),
+    ("key_bias", 64, (128, 197, 512, 1000, 2048)),
+    ("key_bias", 128, (197, 512, 1000, 2048)),
+    ("pairs", 32, (16, 64, 144, 200, 512, 1000)),
+    ("pairs", 64, (16, 64, 144, 200, 512, 1000, 2048, 4096)),
+    ("pairs", 128, (128, 512, 2048, 4096)),
 )
-"""Masks (``bool`` hides keys, ``bias`` adds to each score), widths of heads, and as many rows as keys."""
+"""Masks (``keys`` hides keys, ``pairs`` keys of rows; ``bias`` adds to each score, ``key_bias`` to those of a key),
+widths of heads, and as many rows as keys."""
+ONE_ROW: Sequence[tuple[str, int, Sequence[int]]] = (("keys", 64, (1000, 4096)), ("keys", 128, (1000, 4096)))
+"""The same where there is one row, as in decoding."""
 
 
 @dataclass(frozen=True)
 class Case:
     mask: str
     width: int
+    rows: int
     keys: int
     training: bool
 
     def arguments(self) -> tuple[list[Tensor], Tensor | None]:
-        heads, keys = HEADS[self.width], self.keys
-        batch = ELEMENTS // (heads * keys * max(self.width, 8))
-        shape = (batch, keys, heads, self.width)
-        operands = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+        heads, rows, keys = HEADS[self.width], self.rows, self.keys
+        batch = (1 if rows > 1 else 8) * ELEMENTS // (heads * keys * max(self.width, 8))
+        shapes = [(batch, side, heads, self.width) for side in (rows, keys, keys)]
+        operands = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for shape in shapes]
         hidden = keys - 3 - torch.arange(batch, device="cuda")[:, None] % (keys // 2)
+        seen = (torch.arange(keys, device="cuda") < hidden)[:, None, None]
         masks: dict[str, Callable[[], Tensor]] = {
-            "bias": lambda: torch.randn(1, heads, keys, keys, device="cuda", dtype=torch.bfloat16),
-            "bool": lambda: (torch.arange(keys, device="cuda") < hidden)[:, None, None],
+            "bias": lambda: torch.randn(1, heads, rows, keys, device="cuda", dtype=torch.bfloat16),
+            "key_bias": lambda: torch.zeros(seen.shape, device="cuda", dtype=torch.bfloat16).masked_fill(~seen, -1e4),
+            "keys": lambda: seen,
+            "pairs": lambda: seen & torch.ones(rows, keys, device="cuda", dtype=torch.bool).tril(),
         }
         return [x.requires_grad_(self.training) for x in operands], masks[self.mask]() if self.mask in masks else None
 
@@ -88,8 +104,9 @@ class Case:
 
 
 def cases() -> list[Case]:
-    sides = [(mask, width, keys) for mask, width, several in SIDES for keys in several]
-    return [Case(*side, training) for side, training in product(sides, (False, True))]
+    sides = [(mask, width, keys, keys) for mask, width, several in SIDES for keys in several]
+    steps = [Case(mask, width, 1, keys, False) for mask, width, several in ONE_ROW for keys in several]
+    return [Case(*side, training) for side, training in product(sides, (False, True))] + steps
 
 
 def rows(part: int, parts: int, lock: FileLock) -> Iterator[dict[str, Any]]:
@@ -115,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers = [subprocess.Popen([*command, str(part), folder_name]) for part in range(options.jobs)]
         failed = [worker.wait() for worker in workers]
         found = [row for path in sorted(Path(folder_name).glob("*.json")) for row in json.loads(path.read_text())]
-    for row in sorted(found, key=lambda row: (row["mask"], row["training"], row["width"], row["keys"])):
+    for row in sorted(found, key=lambda row: list(row.values())):
         print(" ".join(map(str, row.values())), f"{row['library'] / row['gyrator']:.2f}")
     if options.json:
         write_gpu_rows(options.json, "python -m benchmarks.few_keys. Microseconds of GPU kernels, bfloat16.", found)

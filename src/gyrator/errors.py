@@ -34,7 +34,6 @@ class GyratorError(Exception, ABC):
         super().__init__("\n".join(parts))
 
 
-# -- what the user asked for ---------------------------------------------------------------------------------
 class UnknownOption(GyratorError):
     """An option or mode that does not exist. `valid` maps each name that does to its type."""
 
@@ -53,7 +52,6 @@ class InvalidOption(GyratorError):
         super().__init__(f"option {name!r} must be {expected}, not {value!r} (from {source})", hint=hint)
 
 
-# -- what the user gave --------------------------------------------------------------------------------------
 class UnsupportedInput(GyratorError):
     """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
@@ -86,7 +84,6 @@ class OutputMismatch(GyratorError, RuntimeError):
         super().__init__(f"{op} promised {promised} but returned {got}", hint=hint)
 
 
-# -- what the machine lacks ----------------------------------------------------------------------------------
 class ToolchainMissing(GyratorError):
     """A compiler, package or device that the requested path needs was not found."""
 
@@ -128,7 +125,6 @@ class CacheCorrupt(GyratorError):
         super().__init__(f"cache entry {path} is damaged: {reason}", hint=hint)
 
 
-# -- what gyrator did wrong ----------------------------------------------------------------------------------
 _OUR_BUG = "this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes"
 
 

@@ -153,17 +153,31 @@ def test_sizes_that_change() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
-@pytest.mark.parametrize("kind", ["none", "causal", "padding", "bias"])
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "pairs", "bias"])
 @pytest.mark.parametrize(
-    ("rows", "keys", "width"), [(16, 16, 6), (49, 49, 32), (64, 64, 64), (200, 33, 24), (1, 20, 64)]
+    ("rows", "keys", "width"),
+    [
+        (16, 16, 6),
+        (49, 49, 32),
+        (64, 64, 64),
+        (200, 33, 24),
+        (1, 20, 64),
+        (77, 200, 64),
+        (130, 1000, 32),
+        (60, 320, 128),
+    ],
 )
-def test_few_keys_are_as_exact_as_the_librarys(rows: int, keys: int, width: int, kind: str, gradients: bool) -> None:
+def test_few_or_masked_keys_are_as_exact_as_the_librarys(
+    rows: int, keys: int, width: int, kind: str, gradients: bool
+) -> None:
     def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return scaled_dot_product_attention(query, key, value, mask, is_causal=kind == "causal", enable_gqa=True)
 
     mask = made((1, 8, rows, keys), BF16) if kind == "bias" else None
     if kind == "padding":
         mask = (torch.arange(keys, device="cuda") < torch.tensor([[1], [keys], [9]], device="cuda"))[:, None, None]
+    if kind == "pairs":
+        mask = made((3, 1, rows, keys), BF16) > 0
     tensors = [made((3, h, n, width), BF16, transposed=True) for h, n in ((8, rows), (4, keys), (4, keys))]
     found = []
     compiled = torch.compile(run, backend="gyrator", dynamic=False)

@@ -216,6 +216,22 @@ def test_kernels_keep_their_tiles_in_registers(arch: int, compiler: Worker) -> N
         assert compiler.compile(text, config, arch).spills == 0
 
 
+@pytest.mark.parametrize("keys", [1000, 1024])
+def test_a_mask_in_memory_is_read_by_several_keys_at_once(keys: int, compiler: Worker) -> None:
+    """The last tile begins earlier where keys end within it, so that there is all of it."""
+    mask = torch.ones(keys, keys, dtype=torch.bool)
+
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return mask[i, j]
+
+    program, tensors = attention(unchanged, keep, keys, keys, side=128), [made(1, 1, keys, 64).bfloat16()] * 3
+    kernels = printed(program, *(x.requires_grad_() for x in tensors))
+    assert len(kernels) == 3
+    for kernel in kernels:
+        built = compiler.compile(kernel, kernel.configs[0], 90)
+        assert "ld.global.b8" not in built.ptx and "b8" in built.ptx
+
+
 def capped(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return 20 * torch.tanh(s / 20)
 

@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.backends import cuda
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator import torch_compat
 from gyrator.autograd.recorder import Recorder
 
 DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
-FEW_ON, NARROW, FEW = "cuda", 64, {"bool": 256, "plain": 512, "other": 64}
-"""Where, up to what width of 16-bit heads and up to how many keys the template is faster than the library: under a mask
-of truth values, without any in heads of 32, else. On an H200 16 keys take 1/5 to 1/27 of its time, 64 1/5 to 2/3."""
+FASTER_ON, NARROW, FEW = "cuda", 32, 64
+"""Where the template is faster than the library in 16 bits; narrow heads and few keys of :func:`_is_faster`."""
 
 Call = Callable[[Any, Sequence[Any]], Any]
 
@@ -64,12 +64,12 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         return laid_out(weights.to(query.dtype) @ value.to(query.dtype), (*query.stride()[:3], 0)), sums, maxima
 
 
-def of_few_keys(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
+def by_template(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
     """What scaled_dot_product_attention gives, by the template of flex_attention; None where the library is faster or a
     mask has a gradient. Rows that see no key give 0, as they do in eager. `given` are all the arguments by name."""
     operands, mask = autocast(given["query"], given["key"], given["value"]), given.get("attn_mask")
     causal, boolean = bool(given.get("is_causal")), mask is not None and mask.dtype == torch.bool
-    if given.get("dropout_p") or not _are_few(operands, mask, causal=causal):
+    if given.get("dropout_p") or not _is_possible(operands, mask) or not _is_faster(operands, mask, causal=causal):
         return None
 
     def entry(mask: Tensor, *place: Any) -> Tensor:
@@ -92,19 +92,33 @@ def of_few_keys(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
     return laid_out(attention(recorder, lambda function, x: function(*x), args)[0], like.stride())
 
 
-def _are_few(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool) -> bool:
-    """Whether the template is faster for query, key and value, and means the same."""
+def _is_possible(operands: Sequence[Tensor], mask: Tensor | None) -> bool:
+    """Whether the template means the same for query, key and value, where it may be faster."""
     (query, key, value), widths = operands, [x.shape[-1] for x in operands]
     alike = all((x.ndim, x.shape[0], x.dtype) == (4, query.shape[0], query.dtype) for x in operands)
     alike = alike and query.dtype in (torch.bfloat16, torch.float16) and key.shape[:3] == value.shape[:3]
     static = all(type(n) is int and n > 0 for n in (*widths, key.shape[-2]))
     enabled = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
     plain = mask is None or (mask.ndim > 0 and not mask.requires_grad and mask.dtype in (torch.bool, query.dtype))
-    if query.device.type != FEW_ON or not (alike and static and enabled and plain) or max(widths) > NARROW:
+    return query.device.type == FASTER_ON and alike and static and enabled and plain
+
+
+def _is_faster(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool) -> bool:
+    """Whether it takes less than the library's time on an H200 (benchmarks/few_keys.py). What is said of each row is
+    read in vectors where rows of it begin at multiples of 8 elements; else a number at a time."""
+    (rows, keys), width = (x.shape[-2] for x in operands[:2]), max(x.shape[-1] for x in operands)
+    if mask is None or keys <= FEW:
+        most = FEW if mask is not None or width > NARROW else FEW * (2 if causal else 8)
+        return keys <= most and width <= 2 * NARROW
+    of_rows = mask.ndim > 1 and not (guard_or_false(mask.shape[-2] == 1) or guard_or_false(mask.stride(-2) == 0))
+    steps = (*mask.stride()[:-1], mask.storage_offset())
+    vectors = guard_or_false(mask.stride(-1) == 1) and all(type(n) is int and n % 8 == 0 for n in steps)
+    if (type(rows) is int and rows < FEW) or (of_rows and not vectors):
         return False
-    if mask is None and not causal and max(widths) <= NARROW // 2:
-        return key.shape[-2] <= FEW["plain"]
-    return key.shape[-2] <= FEW["bool" if mask is not None and mask.dtype == torch.bool else "other"]
+    boolean, even, trained = mask.dtype == torch.bool, keys % FEW == 0, any(x.requires_grad for x in operands)
+    if width > 2 * NARROW:
+        return width <= 4 * NARROW and (even if of_rows else keys > 2 * FEW and (boolean or even))
+    return not of_rows or width <= NARROW or (keys <= 32 * FEW if trained else boolean or even)
 
 
 def reads_of(args: Sequence[Any]) -> list[list[Any]]:

@@ -27,7 +27,7 @@ from gyrator.autograd.aliasing import Program, Result, describe_outputs, pinned_
 from gyrator.autograd.attention import Kinds, Masks
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
-from gyrator.autograd.fused_attention import attention, index, of_few_keys
+from gyrator.autograd.fused_attention import attention, by_template, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.joined_linears import joined, linears_to_join
 from gyrator.autograd.layout import tangent_strides
@@ -213,9 +213,9 @@ class _Runner(Interpreter):
             args = (args[0].contiguous(), *args[1:])
         args, kwargs = self._masks.simplified(target, args, kwargs)
         if self._fuses and target is F.scaled_dot_product_attention:
-            few = of_few_keys(self._recorder, kwargs)
-            if few is not None:
-                return few
+            found = by_template(self._recorder, kwargs)
+            if found is not None:
+                return found
         taken_apart = target is torch.lstm and torch.is_grad_enabled()  # oneDNN's has no workspace
         with torch_compat.without_onednn() if taken_apart else nullcontext():
             value = super().call_function(target, args, kwargs)

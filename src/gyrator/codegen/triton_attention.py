@@ -56,7 +56,7 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
 
     (_, head, row, column), (query, key, value, *_) = stage.axes, stage.operands
     blocks = [dict(config.blocks) for config in printer.tiling.configs]
-    even = []
+    even, columns = [], stage.axes[3].extent.value
     for axis, name, side in zip((row, column), ("BLOCK_M", "BLOCK_N"), stage.sides, strict=True):
         steps = [*(b[name] for b in blocks), *([side] if stage.lists else [])]
         even.append(axis.extent.value is not None and all(axis.extent.value % step == 0 for step in steps))
@@ -66,7 +66,8 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
         tuple_of(printer.index(axis.extent).text for axis in stage.axes),
         *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
         tuple_of(reads_of(printer, stage)),
-        *map(str, (*even, plain, stage.functions[1] == Const(True, torch.bool))),
+        *map(str, (*even, not even[1] and columns is not None and columns >= max(b["BLOCK_N"] for b in blocks))),
+        *map(str, (plain, stage.functions[1] == Const(True, torch.bool))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
         *["counters"] * ("PROGRAMS" in blocks[0]),

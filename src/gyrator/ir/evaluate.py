@@ -40,7 +40,6 @@ class Evaluator:
     _memo: dict[tuple[Expr, Tensor | None], Tensor] = field(default_factory=dict)
     _indices: dict[tuple[Index, Tensor | None], IntOrTensor] = field(default_factory=dict)
 
-    # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index, guard: Tensor | None = None) -> IntOrTensor:
         """The value of ``index``: an int if no axis is a tensor."""
         key = (index, guard)  # tensors are told apart by identity
@@ -61,7 +60,6 @@ class Evaluator:
                 return self.value(value, guard)
         raise TypeError(f"{type(atom).__name__} is no atom")
 
-    # -- expressions ---------------------------------------------------------------------------------------
     def value(self, expr: Expr, guard: Tensor | None = None) -> Tensor:
         """The value of ``expr`` at every iteration, as a tensor that broadcasts to the grid.
 
@@ -153,7 +151,6 @@ _OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] 
 }  # fmt: skip
 
 
-# -- grids and places --------------------------------------------------------------------------------------
 def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
     """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
     shape = tuple(evaluate(a.extent, sizes) for a in axes)
@@ -195,7 +192,6 @@ def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
     return x
 
 
-# -- reductions --------------------------------------------------------------------------------------------
 State = tuple[Tensor, ...]
 """The results of a reduction or scan of :data:`gyrator.ir.ops.REDUCTIONS`."""
 

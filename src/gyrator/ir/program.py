@@ -21,7 +21,6 @@ from gyrator.ir.index import ZERO, Axis, Index, Size
 from gyrator.origin import Origin
 
 
-# -- roots -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Pointwise:
     """``out[axes] = body``."""
@@ -64,7 +63,6 @@ class Scatter:
 Root = Pointwise | Reduce | Scan | Scatter
 
 
-# -- nodes -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Nest:
     """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
@@ -161,7 +159,6 @@ class Extern:
 Node = Nest | Extern
 
 
-# -- program -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Input:
     """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None).
@@ -215,7 +212,6 @@ class Program:
     derived: tuple[Derived, ...] = ()
 
 
-# -- looking -----------------------------------------------------------------------------------------------
 def bodies(root: Root) -> tuple[Expr, ...]:
     """The expressions evaluated at each point of a nest."""
     match root:

@@ -80,7 +80,6 @@ class Builder:
         self._prefix = "v"
         self._origins: tuple[Origin, ...] = ()
 
-    # -- names and values -----------------------------------------------------------------------------------
     def begin(self, node: fx.Node, origin: Origin) -> None:
         """What follows is the lowering of ``node``."""
         self._prefix = node.name.lstrip("_") or "v"
@@ -117,7 +116,6 @@ class Builder:
         self._names.add(name)
         return name
 
-    # -- nodes ----------------------------------------------------------------------------------------------
     def add(self, node: Node) -> None:
         """Append a node as it is, with the current origin."""
         self.nodes.append(replace(node, origins=self._origins))
@@ -159,7 +157,6 @@ class Builder:
             self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
         return Load(seeds, (const(next(self._drawn)),))
 
-    # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
         """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
         With ``strides`` the value has these (where a dimension has more than one element)."""
@@ -191,7 +188,6 @@ class Builder:
         value = self.materialise(ref, strides)
         return View(value, value.shape, value.strides, ZERO)
 
-    # -- regions --------------------------------------------------------------------------------------------
     def region(self, graph: fx.GraphModule) -> str:
         """The name by which a graph is called that runs op by op."""
         name = f"gyrator.region_{len(self.regions)}.default"

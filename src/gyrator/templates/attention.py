@@ -9,7 +9,7 @@ No tensor holds the scores: a program walks the keys of its rows, or the rows of
 (pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row). ``lists`` say which
 blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their numbers), each with
 its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all; EVEN_M,
-EVEN_N: tiles end where rows or columns do."""
+EVEN_N: tiles end where rows or columns do; MOVED_N: the last one of columns begins earlier, so that it ends there."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -48,12 +48,16 @@ def load_rows(
 
 
 @triton.jit
-def store_rows(base, tensor, start, length, block, WIDTH: tl.constexpr):
-    """Store the rows of ``block`` from ``start`` on that lie in the matrix [length, WIDTH]."""
+def store_rows(base, tensor, start, length, block, WIDTH: tl.constexpr, left=0, SOME_LEFT: tl.constexpr = False):
+    """Store the rows of ``block`` from ``start`` on that lie in the matrix [length, WIDTH]; SOME_LEFT: but for the
+    first ``left``."""
     row = tl.arange(0, block.shape[0])[:, None]
     column = tl.arange(0, block.shape[1])[None, :]
     places = base + start.to(tl.int64) * tensor[3] + row * tensor[3] + column * tensor[4]
-    tl.store(places, block.to(tensor[0].dtype.element_ty), (row < length - start) & (column < WIDTH))
+    there = row < length - start
+    if SOME_LEFT:
+        there = there & (row >= left)
+    tl.store(places, block.to(tensor[0].dtype.element_ty), there & (column < WIDTH))
 
 
 @triton.jit
@@ -129,7 +133,25 @@ def place(t, numbers, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.conste
         return t * BLOCK
 
 
+@triton.jit
+def moved(start, length, BLOCK: tl.constexpr, MOVED: tl.constexpr):
+    """Where the tile that begins at ``start`` is read instead, so that there is all of it."""
+    if MOVED:
+        return tl.minimum(start, length - BLOCK)
+    else:
+        return start
+
+
 # -- one tile of scores --------------------------------------------------------------------------------------
+@triton.jit
+def within(j, n, WHOLE: tl.constexpr):
+    """Columns that can be read. WHOLE: they are there, and the compiler sees that they are neighbours in memory."""
+    if WHOLE:
+        return j
+    else:
+        return tl.minimum(j, n - 1)
+
+
 @triton.jit
 def scored(
     raw, b, h, i, j, m, n, scale, score, keep, reads,
@@ -137,10 +159,7 @@ def scored(
 ):  # fmt: skip
     """The scores of a tile, in the units that ``unit`` says, and the products as ``score`` got them. WITHIN: there are
     all columns of it."""
-    at_i = tl.minimum(i, m - 1)
-    at_j = j
-    if not WITHIN:  # else neighbours in memory are seen as such
-        at_j = tl.minimum(j, n - 1)
+    at_i, at_j = tl.minimum(i, m - 1), within(j, n, WITHIN)
     scores = raw
     if not PLAIN:
         raw = raw * scale
@@ -175,20 +194,24 @@ def no_keys(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def walk(
     state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
-    KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
     part, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds tiles of keys to the state: the greatest score of each row, the sum of the powers, the sum of values. Of all
     tiles, one of PARTS shares."""
+    WHOLE: tl.constexpr = EVEN_N or MOVED_N
     top, total, acc = state
     factor = unit(scale, PLAIN)
     tiles = reach(count, n, SIDE, BLOCK_N, LISTED)
     for t in range(part * tiles // PARTS, (part + 1) * tiles // PARTS):
-        start = place(t, numbers, SIDE, BLOCK_N, LISTED)
-        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
+        first = place(t, numbers, SIDE, BLOCK_N, LISTED)
+        start = moved(first, n, BLOCK_N, MOVED_N)
+        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], WHOLE)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_N)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_N, True, EVEN_N, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, WHOLE, True, WHOLE, PLAIN)
+        if MOVED_N:
+            scores = tl.where(j >= first, scores, float("-inf"))
         new = tl.maximum(top, tl.max(scores, 1) * factor)
         safe = new
         if not (KEPT and PLAIN and (EVEN_N or PARTS == 1)):  # a share may begin behind the last key, in a large block
@@ -196,7 +219,7 @@ def walk(
         power = tl.math.exp2(scores * factor - safe[:, None])
         shrink = tl.math.exp2(top - safe)
         total = total * shrink + tl.sum(power, 1)
-        v = load_rows(values, value, start, n, BLOCK_N, V, acc.shape[1], EVEN_N)
+        v = load_rows(values, value, start, n, BLOCK_N, V, acc.shape[1], WHOLE)
         acc = tl.dot(power.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new
     return top, total, acc
@@ -206,7 +229,7 @@ def walk(
 def walk_all(
     state, q, key, value, keys, values, b, plane, h, i, m, n, lists, block, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-    OPEN: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    OPEN: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
     part, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Walks what the lists of head ``plane`` say of a block of rows, or all keys; whole blocks first."""
@@ -214,22 +237,22 @@ def walk_all(
         count, numbers = listed(lists[2], lists[3], b, plane, block)
         state = walk(
             state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION, part, PARTS,
+            E, V, SIDE, BLOCK_N, True, True, EVEN_N, MOVED_N, PLAIN, PRECISION, part, PARTS,
         )  # fmt: skip
     count, numbers = 0, 0
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, plane, block)
     return walk(
         state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
-        E, V, SIDE, BLOCK_N, len(lists) > 0, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
+        E, V, SIDE, BLOCK_N, len(lists) > 0, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, part, PARTS,
     )  # fmt: skip
 
 
 @triton.jit
 def forward_tile(
     pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
-    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """What tile ``pid`` has of the results."""
@@ -247,7 +270,7 @@ def forward_tile(
     state = no_keys(BLOCK_M, SPAN_V)
     state = walk_all(
         state, q, key, value, keys, values, b, h, h, i, m, n, lists, start // SIDE_M, scale, score, keep, reads,
-        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, PLAIN, PRECISION, 0, 1,
+        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, 0, 1,
     )  # fmt: skip
     top, total, acc = state
     empty = total == 0.0
@@ -264,8 +287,8 @@ def forward_tile(
 @triton.jit
 def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
-    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
     PROGRAMS: tl.constexpr = 0, counters=None,
 ):  # fmt: skip
@@ -274,21 +297,21 @@ def forward(
     if PROGRAMS > 0:
         for pid in range(tl.program_id(0), tiles_in_all(sizes, BLOCK_M), PROGRAMS):
             forward_tile(
-                pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, PLAIN, OPEN, E, V,
-                GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+                pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, MOVED_N, PLAIN, OPEN,
+                E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
             )  # fmt: skip
     else:
         forward_tile(
-            tl.program_id(0), operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, PLAIN, OPEN,
-            E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+            tl.program_id(0), operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, MOVED_N,
+            PLAIN, OPEN, E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
         )  # fmt: skip
 
 
 @triton.jit
 def decode(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
-    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr, SPLIT: tl.constexpr, space, counters,
 ):  # fmt: skip
     """As forward for few rows: those of all heads that share keys are a tile, whose keys SPLIT programs walk; the last
@@ -314,7 +337,7 @@ def decode(
     state = no_keys(BLOCK_M, SPAN_V)
     state = walk_all(
         state, q, key, value, keys, values, b, group, h[:, None], i[:, None], m, n, lists, 0, scale, score, keep, reads,
-        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
+        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, part, SPLIT,
     )  # fmt: skip
     if SPLIT > 1:
         if hand_over(state, space, counters, plane, part, SPLIT):
@@ -382,22 +405,26 @@ def walk_columns(
     acc, q, d_out, sums, delta, key, value, keys, values, b, h, i, m, n, count, numbers,
     scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
     SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
-    KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds tiles of keys to the gradient of rows of queries."""
+    WHOLE: tl.constexpr = EVEN_N or MOVED_N
     factor = unit(scale, PLAIN)
     for t in range(reach(count, n, SIDE, BLOCK_N, LISTED)):
-        start = place(t, numbers, SIDE, BLOCK_N, LISTED)
-        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
-        v = load_rows(values, value, start, n, BLOCK_N, V, d_out.shape[1], EVEN_N)
+        first = place(t, numbers, SIDE, BLOCK_N, LISTED)
+        start = moved(first, n, BLOCK_N, MOVED_N)
+        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], WHOLE)
+        v = load_rows(values, value, start, n, BLOCK_N, V, d_out.shape[1], WHOLE)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_N)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_N, True, EVEN_N, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, WHOLE, True, WHOLE, PLAIN)
+        if MOVED_N:
+            scores = tl.where(j >= first, scores, float("-inf"))
         weights = tl.math.exp2(scores * factor - sums[:, None])
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         d_scores = weights * (d_weights - delta[:, None])
         if not PLAIN:
-            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), tl.minimum(j, n - 1), reads)
+            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
         acc = tl.dot(d_scores.to(k.dtype), k, acc, input_precision=PRECISION)
     return acc
 
@@ -405,8 +432,8 @@ def walk_columns(
 @triton.jit
 def rows(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
-    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a program's rows of queries."""
@@ -428,18 +455,18 @@ def rows(
         count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
         acc = walk_columns(
             acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
-            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
         acc = walk_columns(
             acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
-            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     else:
         acc = walk_columns(
             acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, 0,
-            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     store_rows(window(results[0], b, h), results[0], start, m, acc * scale, E)
 
@@ -449,9 +476,10 @@ def walk_rows(
     state, k, v, query, grad, sums, delta, b, h, j, m, n, count, numbers,
     scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
     SIDE: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr,
-    KEPT: tl.constexpr, EVEN_M: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_M: tl.constexpr, WHOLE: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds tiles of rows to the gradients of keys and values; tiles of scores are transposed."""
+    """Adds tiles of rows to the gradients of keys and values; tiles of scores are transposed. WHOLE: there are all
+    columns of them."""
     factor = unit(scale, PLAIN)
     d_key, d_value = state
     queries = window(query, b, h)
@@ -464,7 +492,7 @@ def walk_rows(
         raw = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         sum_ = load_sums(sums_of, sums, start, m, BLOCK_M, EVEN_M)
         i = start + tl.arange(0, BLOCK_M)[None, :]
-        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, False, EVEN_M, True, PLAIN)
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, WHOLE, EVEN_M, True, PLAIN)
         weights = tl.math.exp2(scores * factor - sum_[None, :])
         d_out = load_rows(grads, grad, start, m, BLOCK_M, V, v.shape[1], EVEN_M)
         d_value = tl.dot(weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
@@ -472,7 +500,7 @@ def walk_rows(
         d_weights = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
         d_scores = weights * (d_weights - minus[None, :])
         if not PLAIN:
-            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), tl.minimum(j, n - 1), reads)
+            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
         d_key = tl.dot(d_scores.to(q.dtype), q, d_key, input_precision=PRECISION)
     return d_key, d_value
 
@@ -480,8 +508,8 @@ def walk_rows(
 @triton.jit
 def columns(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
-    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a program's rows of keys and values, over all heads of queries that share them."""
@@ -489,37 +517,39 @@ def columns(
     SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
     SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
     query, key, value, grad, sums, delta = operands
+    WHOLE: tl.constexpr = EVEN_N or MOVED_N
     d_key, d_value = results
     batch, heads, m, n = sizes
     tiles = tl.cdiv(n, BLOCK_N)
     tile, plane = spot(tl.program_id(0), tiles, batch * (heads // GROUPS))
     b = plane // (heads // GROUPS)
     kind = plane % (heads // GROUPS)
-    start = tile * BLOCK_N
+    first = tile * BLOCK_N
+    start = moved(first, n, BLOCK_N, MOVED_N)  # what is before the first column is not stored
     j = start + tl.arange(0, BLOCK_N)[:, None]
-    k = load_rows(window(key, b, kind), key, start, n, BLOCK_N, E, SPAN_E, EVEN_N)
-    v = load_rows(window(value, b, kind), value, start, n, BLOCK_N, V, SPAN_V, EVEN_N)
+    k = load_rows(window(key, b, kind), key, start, n, BLOCK_N, E, SPAN_E, WHOLE)
+    v = load_rows(window(value, b, kind), value, start, n, BLOCK_N, V, SPAN_V, WHOLE)
     state = (tl.zeros((BLOCK_N, SPAN_E), tl.float32), tl.zeros((BLOCK_N, SPAN_V), tl.float32))
     for g in range(GROUPS):
         head = kind * GROUPS + g
         if len(lists) > 2:
-            count, numbers = listed(lists[2], lists[3], b, head, start // SIDE_N)
+            count, numbers = listed(lists[2], lists[3], b, head, first // SIDE_N)
             state = walk_rows(
                 state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
-                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, True, EVEN_M, PLAIN, PRECISION,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, True, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
         if len(lists) > 0:
-            count, numbers = listed(lists[0], lists[1], b, head, start // SIDE_N)
+            count, numbers = listed(lists[0], lists[1], b, head, first // SIDE_N)
             state = walk_rows(
                 state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
-                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, OPEN, EVEN_M, PLAIN, PRECISION,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
         else:
             state = walk_rows(
                 state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, 0,
-                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, False, OPEN, EVEN_M, PLAIN, PRECISION,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, False, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
     if d_key is not None:
-        store_rows(window(d_key, b, kind), d_key, start, n, state[0] * scale, E)
+        store_rows(window(d_key, b, kind), d_key, start, n, state[0] * scale, E, first - start, MOVED_N)
     if d_value is not None:
-        store_rows(window(d_value, b, kind), d_value, start, n, state[1], V)
+        store_rows(window(d_value, b, kind), d_value, start, n, state[1], V, first - start, MOVED_N)

@@ -265,8 +265,8 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @gluon.jit
 def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: gl.constexpr, EVEN_N: gl.constexpr,
-    PLAIN: gl.constexpr, OPEN: gl.constexpr, E: gl.constexpr, V: gl.constexpr, GROUPS: gl.constexpr,
-    SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
+    MOVED_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, E: gl.constexpr, V: gl.constexpr,
+    GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ALLOW_TF32: gl.constexpr, PROGRAMS: gl.constexpr, counters,
 ):  # fmt: skip
     """As `attention.forward`, for widths that are powers of two, rows of whole 16 bytes, and elements of 16 bits."""

@@ -15,9 +15,10 @@ KEYS, MASKS = 7, ("none", "causal", "bool", "padding", "bias", "number")
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_attention, "FEW_ON", "cpu")
-    monkeypatch.setattr(fused_attention, "NARROW", 8)
-    monkeypatch.setattr(fused_attention, "FEW", {"bool": 8, "plain": 9, "other": 8})
+    """Heads of 4 are narrow, of 8 as those of 64 are; 16 keys are few."""
+    monkeypatch.setattr(fused_attention, "FASTER_ON", "cpu")
+    monkeypatch.setattr(fused_attention, "NARROW", 4)
+    monkeypatch.setattr(fused_attention, "FEW", 16)
     monkeypatch.setattr(fused_attention, "DEVICES", ("cpu",))
 
 
@@ -80,7 +81,7 @@ def test_no_key_gives_zeros() -> None:
 
 @pytest.mark.parametrize("case", ["many keys", "wide", "float32", "dropout", "bias with a gradient", "math alone"])
 def test_the_library_stays(case: str) -> None:
-    given = operands(keys=10 if case == "many keys" else KEYS, width=16 if case == "wide" else 6)
+    given = operands(keys=17 if case == "many keys" else KEYS, width=16 if case == "wide" else 6)
     given = [x.float() for x in given] if case == "float32" else given
     bias = mask_of("bias")
     mask = bias.requires_grad_() if bias is not None and "gradient" in case else None
@@ -94,6 +95,43 @@ def test_the_library_stays(case: str) -> None:
     with torch.nn.attention.sdpa_kernel(kernels):
         run(*given, mask).sum().backward()
     assert "gyrator_attention" not in operators(graphs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "keys", "trained", "ours"),
+    [
+        ("none", 4, 128, False, True),
+        ("none", 8, 17, False, False),
+        ("causal", 4, 32, False, True),
+        ("causal", 4, 33, False, False),
+        ("keys", 8, 101, False, True),
+        ("keys", 16, 32, True, False),
+        ("keys", 16, 33, True, True),
+        ("keys", 17, 40, True, False),
+        ("pairs", 8, 72, False, True),
+        ("pairs", 8, 73, False, False),
+        ("pairs", 8, 520, True, False),
+        ("pairs", 16, 72, False, False),
+        ("pairs", 16, 64, False, True),
+        ("bias", 4, 24, False, True),
+        ("bias", 8, 24, False, False),
+        ("bias", 8, 24, True, True),
+        ("bias", 8, 16, False, True),
+        ("one row", 8, 101, False, False),
+    ],
+)
+def test_what_the_template_is_faster_for(kind: str, width: int, keys: int, trained: bool, ours: bool) -> None:
+    rows = 1 if kind == "one row" else 16
+    given = [x.requires_grad_(trained) for x in operands(rows=rows, keys=keys, width=width)]
+    masks = {
+        "keys": torch.ones(2, 1, 1, keys, dtype=torch.bool),
+        "one row": torch.ones(2, 1, 1, keys, dtype=torch.bool),
+        "pairs": torch.ones(2, 1, rows, keys, dtype=torch.bool),
+        "bias": torch.zeros(rows, keys, dtype=torch.bfloat16),
+    }
+    run, graphs = compiled(attention, fuses=True)
+    run(*given, masks.get(kind), kind == "causal")
+    assert ("gyrator_attention" in operators(graphs)) == ours
 
 
 KERNELS = (
