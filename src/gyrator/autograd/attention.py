@@ -3,7 +3,7 @@
     attention(q, k, v, mask = arange(s)[None, :] >= 0)               →  attention(q, k, v)
     attention(q, k, v, mask = arange(s)[None, :] <= arange(s)[:, None])  →  attention(q, k, v, is_causal=True)
     attention(q, *(x[:, :, None].expand(b, h, g, n, d).reshape(b, h * g, n, d) for x in (k, v)))
-                                                    →  attention(q, k, v, enable_gqa=True), on a CPU
+                                                    →  attention(q, k, v, enable_gqa=True), on a CPU and in the template
 
 Models under a compiler build masks that an eager run leaves away. One that is made of constants alone is computed when
 the program is compiled. So is, for several sizes, one whose sizes vary, if it only compares sums of positions and
@@ -76,9 +76,7 @@ class Masks:
         if target is not F.scaled_dot_product_attention:
             return args, kwargs
         given = arguments(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
-        key, value = (self._before_copies(given[name], given["query"]) for name in ("key", "value"))
-        if not given.get("enable_gqa") and key is not None and value is not None and key.shape[1] == value.shape[1]:
-            given |= {"key": key, "value": value, "enable_gqa": True}
+        given = self.shared(given) if given["query"].device.type == "cpu" else given
         mask = given.get("attn_mask")
         if not isinstance(mask, Tensor) or given.get("is_causal"):
             return (), given
@@ -91,8 +89,15 @@ class Masks:
             given["attn_mask"] = in_rows(mask)
         return (), given
 
+    def shared(self, given: Kwargs) -> Kwargs:
+        """Arguments of attention with keys and values that were not copied for heads that share them."""
+        key, value = (self._before_copies(given[name], given["query"]) for name in ("key", "value"))
+        if given.get("enable_gqa") or key is None or value is None or key.shape[1] != value.shape[1]:
+            return given
+        return {**given, "key": key, "value": value, "enable_gqa": True}
+
     def _before_copies(self, x: Tensor, query: Tensor) -> Tensor | None:
-        """Keys or values on a CPU before they were copied for heads that share them; None if not, or written since."""
+        """Keys or values before they were copied for heads that share them; None if not, or written since."""
         chain: list[Any] = [self._makers.get(id(x), (None,))[0]]
         for name in ("reshape", "expand"):
             if not isinstance(chain[-1], Node) or name_of(chain[-1]) != name or not chain[-1].args:
@@ -101,7 +106,7 @@ class Masks:
         (copied, wide, was), last = map(self._values.get, chain), self._last
         if copied is not x or wide is None or was is None or last is None or last.graph is not chain[0].graph:
             return None
-        fits = x.device.type == "cpu" and was.ndim == 5 and was.shape == (*wide.shape[:2], 1, *wide.shape[3:])
+        fits = was.ndim == 5 and was.shape == (*wide.shape[:2], 1, *wide.shape[3:])
         joins = fits and x.shape == (was.shape[0], query.shape[1], *was.shape[3:])
         return was.squeeze(2) if joins and not writes_between(chain[0], last.next) else None
 

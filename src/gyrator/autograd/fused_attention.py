@@ -64,10 +64,11 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         return laid_out(weights.to(query.dtype) @ value.to(query.dtype), (*query.stride()[:3], 0)), sums, maxima
 
 
-def by_template(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
+def by_template(recorder: Recorder, given: Mapping[str, Any], shared: Mapping[str, Any]) -> Tensor | None:
     """What scaled_dot_product_attention gives, by the template of flex_attention; None where the library is faster or a
-    mask has a gradient. Rows that see no key give 0, as they do in eager. `given` are all the arguments by name."""
-    operands, mask = autocast(given["query"], given["key"], given["value"]), given.get("attn_mask")
+    mask has a gradient. Rows that see no key give 0, as they do in eager. `given` are all the arguments by name, and
+    `shared` those with keys that heads share where `given` has copies."""
+    operands, mask = autocast(*(shared[name] for name in ("query", "key", "value"))), given.get("attn_mask")
     causal, boolean = bool(given.get("is_causal")), mask is not None and mask.dtype == torch.bool
     if given.get("dropout_p") or not _is_possible(operands, mask) or not _is_faster(operands, mask, causal=causal):
         return None
@@ -80,9 +81,7 @@ def by_template(recorder: Recorder, given: Mapping[str, Any]) -> Tensor | None:
         return score + entry(*bias, b, h, i, j) if bias else score
 
     def keep(b: Any, h: Any, i: Any, j: Any, *mask: Tensor) -> Tensor:
-        if mask:
-            return entry(*mask, b, h, i, j)
-        return i >= j if causal else torch.ones_like(i, dtype=torch.bool)
+        return entry(*mask, b, h, i, j) if mask else (i >= j if causal else torch.ones_like(i, dtype=torch.bool))
 
     with torch_compat.outside_tracing(), recorder.build.fake_mode, torch.no_grad():
         like = F.scaled_dot_product_attention(**given)

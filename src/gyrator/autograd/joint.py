@@ -213,7 +213,7 @@ class _Runner(Interpreter):
             args = (args[0].contiguous(), *args[1:])
         args, kwargs = self._masks.simplified(target, args, kwargs)
         if self._fuses and target is F.scaled_dot_product_attention:
-            found = by_template(self._recorder, kwargs)
+            found = by_template(self._recorder, kwargs, self._masks.shared(kwargs))
             if found is not None:
                 return found
         taken_apart = target is torch.lstm and torch.is_grad_enabled()  # oneDNN's has no workspace

@@ -194,7 +194,6 @@ class _Wrapper:
             return [f"{head})"]
         return [f"{head}, (", *[f"    ({size}, {where and astuple(where)})," for size, where in built.sites], "))"]
 
-    # -- memories --------------------------------------------------------------------------------------------
     def memory(self, value: Value) -> Value:
         """The value that was first in a value's memory."""
         return self.owners.get(value, value)

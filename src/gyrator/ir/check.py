@@ -146,7 +146,6 @@ class _ProgramChecker:
                     raise RuleBroken(f"no such way to combine: {combine}")
                 return (into.dtype,)
 
-    # -- externs -------------------------------------------------------------------------------------------
     def extern(self, node: ir.Extern) -> None:
         for arg in ir.arguments(node):
             self.arg(arg)
@@ -353,7 +352,6 @@ class _KernelChecker:
             if ref is not None and ref.dtype != dtype:
                 raise RuleBroken(f"{ref} is {short(ref.dtype)}, the carry gives {short(dtype)}")
 
-    # -- names ---------------------------------------------------------------------------------------------
     def define(self, *refs: Ref | None) -> None:
         for ref in refs:
             if ref is None:

@@ -73,6 +73,25 @@ def test_heads_that_are_repeated_by_broadcasting_mean_the_same(heads: tuple[int,
     torch.testing.assert_close(run(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("keys", [KEYS, 72])
+def test_copies_for_heads_that_share_keys_are_not_made(keys: int) -> None:
+    def repeated(x: Tensor) -> Tensor:
+        batch, groups, rows, width = x.shape
+        return x[:, :, None].expand(batch, groups, 2, rows, width).reshape(batch, 2 * groups, rows, width)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v), mask)
+
+    (q, k, v), seen = operands(groups=2, rows=16, keys=keys, width=8), torch.rand(2, 1, 16, keys) > 0.3
+    mask = seen if keys == 72 else None
+    compiled_run, graphs = compiled(run, fuses=True)
+    found = [[out := call(q, k, v, mask), *torch.autograd.grad(out.sum(), (q, k, v))] for call in (compiled_run, run)]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.02)
+    assert operators(graphs) == ["gyrator_attention"] * 3
+    assert not any("clone" in str(n.target) for g in graphs.modules.values() for n in g.graph.nodes)
+
+
 def test_no_key_gives_zeros() -> None:
     given = operands(keys=0)
     run, _ = compiled(F.scaled_dot_product_attention, fuses=True)
