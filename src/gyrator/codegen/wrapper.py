@@ -413,7 +413,6 @@ class _Wrapper:
             case _:
                 return constant_text(arg)
 
-    # -- views -----------------------------------------------------------------------------------------------
     def view(self, view: View) -> str:
         if view.complex:
             return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"

@@ -24,7 +24,6 @@ from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage
 from gyrator.origin import first_known
 from gyrator.passes import RuleBroken, blame
 
-# -- programs ----------------------------------------------------------------------------------------------
 ProgramSpec = Enum("ProgramSpec", "LOWERED PREDICATED SCHEDULED")
 LOWERED, PREDICATED, SCHEDULED = ProgramSpec
 
@@ -72,7 +71,6 @@ class _ProgramChecker:
                 if update.value.shape != update.target.shape:
                     raise RuleBroken(f"shapes differ: {update.target.shape} and {update.value.shape}")
 
-    # -- definitions ---------------------------------------------------------------------------------------
     def define_size(self, size: Size) -> None:
         if size in self.sizes:
             return  # torch passes a symbol once for each use it needs
@@ -101,7 +99,6 @@ class _ProgramChecker:
             raise RuleBroken(f"{odd[0]} depends on a loop axis")
         self.exprs.index(*indices)
 
-    # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: ir.Nest) -> None:
         root = nest.root
         every = (*nest.axes, *(root.reduced if isinstance(root, ir.Reduce) else ()))
@@ -191,7 +188,6 @@ def _check_no_dead(program: ir.Program) -> None:
         needed |= ir.uses(node)
 
 
-# -- loop trees --------------------------------------------------------------------------------------------
 def check_kernel(kernel: Kernel) -> None:
     """Check the rules of loop trees.
 
@@ -247,7 +243,6 @@ class _KernelChecker:
                     self.stage(item)
         self.visible = outer
 
-    # -- loops ---------------------------------------------------------------------------------------------
     def loop(self, loop: Loop) -> None:
         """The results of the carries are visible after the loop that feeds them."""
         axis, around, kinds = loop.axis, self.around, {outer.kind for outer in self.around}
@@ -275,7 +270,6 @@ class _KernelChecker:
                 raise RuleBroken(f"carry {carry.name} is never updated")
             self.define(*carry.results)
 
-    # -- stages --------------------------------------------------------------------------------------------
     def stage(self, stage: Stage) -> None:
         for expr in () if isinstance(stage, Attend) else stage_exprs(stage):
             self.read(expr)

@@ -7,7 +7,7 @@
 Otherwise the layers of a language model leave blocks too small for its logits: a pool keeps them, a call takes both."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,7 +44,8 @@ def overlay(plan: Plan) -> Plan:
         return plan
     before = plan.steps[: fresh[host]]
     found = [guest for guest in guests(before) if _shows(host, guest.value.dtype) and _is_known(guest.value)]
-    lies = _overlaid(found, host)
+    ways = (_overlaid(sorted(found, key=order), host) for order in (_by_size, lambda guest: guest.start))
+    lies = max(ways, key=lambda lies: sum(map(_bytes, lies)))
     if not lies:
         return plan
     steps = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
@@ -103,22 +104,28 @@ def guests(steps: Sequence[Step]) -> Iterator[Guest]:
         names.update(memory for memories in new.values() for memory in memories)
 
 
-def _overlaid(guests: Iterable[Guest], host: Value) -> dict[Value, Allocate]:
-    """Each guest in the lowest gap between those there at the same time. One that fits in no gap is left out."""
+def _overlaid(guests: Sequence[Guest], host: Value) -> dict[Value, Allocate]:
+    """Each guest, in their order, in the lowest gap between those there then. One that fits in none is left out."""
     lies: dict[Value, Allocate] = {}
-    here: list[tuple[Guest, Index, Index]] = []  # those there now, from which byte and to which
+    places: list[tuple[Guest, Index, Index]] = []  # from which byte and to which
     room = host.nbytes
-    for guest in sorted(guests, key=lambda guest: guest.start):
-        here = [place for place in here if place[0].end > guest.start]
+    for guest in guests:
+        here = [place for place in places if place[0].start < guest.end and guest.start < place[0].end]
         for at in sorted({ZERO, *(end for _, _, end in here)}, key=count_of):
             after = at + guest.value.nbytes
             apart = (is_nonnegative(begin - after) or is_nonnegative(at - end) for _, begin, end in here)
             if count_of(after) <= count_of(room) and is_nonnegative(_aligned(after) - after) and all(apart):
                 needs = None if is_nonnegative(room - after) else after
                 lies[guest.value] = Allocate(guest.value, host, at // guest.value.dtype.itemsize, needs)
-                here.append((guest, at, _aligned(after)))
+                places.append((guest, at, _aligned(after)))
                 break
     return lies
+
+
+def _by_size(guest: Guest) -> tuple[bool, int]:
+    """The largest first, but last those that are less than half of a multiple of 64 bytes that holds them always."""
+    size = _bytes(guest.value)
+    return count_of(_aligned(guest.value.nbytes)) > 2 * size, -size
 
 
 def _aligned(end: Index) -> Index:

@@ -138,6 +138,20 @@ def test_symbolic_sizes_lie_in_the_result_one_after_the_other() -> None:
     assert all(step.needs is None for step in lies)
 
 
+def test_what_grows_with_the_square_of_a_size_keeps_no_other_out() -> None:
+    """A mask that each layer reads: nothing else is larger or smaller for all sizes, and 64 times it is 16 of it."""
+
+    def layered(x: Tensor) -> Tensor:
+        seen = torch.relu(x @ x.T)
+        for _ in range(2):
+            x = torch.relu(seen @ x) @ torch.ones(16, 96) @ torch.ones(96, 16)
+        return x @ torch.ones(16, 208)
+
+    plan = scheduled(layered, (torch.randn(32, 16),), dynamic=True).plan
+    apart = [step.value for step in plan.steps if isinstance(step, Allocate) and step.upon is None]
+    assert len(apart) == 3  # the result, and two that are read while it is written
+
+
 def test_each_call_asks_whether_symbolic_sizes_fit_that_need_not() -> None:
     def encode(x: Tensor, y: Tensor) -> Tensor:
         return y @ (x @ torch.ones(8, 8)).sum(0).expand(100, 8).T
