@@ -13,6 +13,7 @@ from gyrator.ir.index import Axis, as_index, contiguous_strides
 from gyrator.ir.interp import run_program
 from gyrator.ir.ops import OPS, Rule, ScalarOp
 from gyrator.ir.program import Input, Nest, Pointwise, Program, View
+from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner
 from tests.triton.worker import Worker
@@ -82,6 +83,15 @@ def every_row(dtype: torch.dtype) -> Program:
             nests.append(Nest((out,), (axis,), Pointwise(Op(row.name, operands, out.dtype))))
             outputs.append(View(out, out.shape, out.strides, as_index(0)))
     return Program("rows", (Input(a), Input(b)), tuple(nests), tuple(outputs))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_opposite_of_0_has_its_sign(dtype: torch.dtype, interpreter: Worker) -> None:
+    """By Triton's own minus, which subtracts from 0, it has none: 1 / -x and atan2 of it would differ from eager's."""
+    x = torch.tensor([0.0, -0.0, 1.0, -torch.inf], dtype=dtype)
+    plan = gpu_plan(on_gpu(lowered(torch.neg, x).program))
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    assert isinstance(got, Tensor) and torch.equal(got, -x) and torch.equal(got.signbit(), (-x).signbit())
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)

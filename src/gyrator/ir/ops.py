@@ -72,7 +72,7 @@ ROWS = (
     _row("remainder", 2, S, partial(_dividing, torch.remainder), "rt.remainder({0}, {1})", cost=10),
     _row("fmod", 2, S, partial(_dividing, torch.fmod), "rt.fmod({0}, {1})", cost=10),
     _row("fma", 3, F, lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype), "tl.fma({0}, {1}, {2})"),
-    _row("neg", 1, S, torch.neg, "-{0}"),
+    _row("neg", 1, S, torch.neg, "rt.neg({0})"),
     _row("abs", 1, S, torch.abs, "tl.abs({0})"),
     _row("sign", 1, S, torch.sign, "rt.sign({0})", cost=2),
     _row("reciprocal", 1, F, torch.reciprocal, "(1.0 / {0})", cost=4),

@@ -102,10 +102,14 @@ def floor_mod(a, b):
 
 
 @triton.jit
+def neg(a):
+    """Triton's own minus is 0 - a, by which the opposite of 0 has no sign."""
+    return a * -1.0 if a.dtype.is_floating() else -a
+
+
+@triton.jit
 def sign(a):
-    if a.dtype.is_floating():
-        return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
-    if a.dtype.is_int_signed():
+    if a.dtype.is_floating() or a.dtype.is_int_signed():
         return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
     return (a != 0).to(a.dtype)
 
