@@ -639,7 +639,7 @@ class Printer(Expressions):
             extent = self.named(Term(f"tl.minimum({extent} - part * {block}, {block})"), "count").text
         inside = "{}" if ok is None else f"tl.where({ok.text}, {{}}, 0.0)"
         mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
-        self.emit(f"{mean} = rt.mean({self._along_row('sum', inside.format(x.text))}, {extent})")
+        self.emit(f"{mean} = rt.quotient({self._along_row('sum', inside.format(x.text))}, {extent})")
         self.emit(f"{off} = {inside.format(f'{x.text} - {mean}')}")
         self.emit(f"{m2} = {self._along_row('sum', f'{off} * {off}')}")
         return [mean, m2, f"({mean} * 0 + {extent})"]

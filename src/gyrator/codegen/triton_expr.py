@@ -77,8 +77,8 @@ class Expressions(Blocks[Term, Block]):
         stages = list(walk_stages(kernel.body))
         stored = [s.value.dtype for s in stages if isinstance(s, Store)]
         self.narrow = all(map(is_small, stored)) and not any(isinstance(s, Update) for s in stages)
-        # Fast division may give the float below 3 for 6 / 2, which nobody notices but what rounds down.
-        self._rounds = any(map(_is_rounding, self._uses))
+        # Fast division may give the float below 3 for 6 / 2: nobody notices but what rounds down, or compares with 3.
+        self._exact = any(map(_needs_exact, self._uses))
         self.loop_number = 0
         self._last = {param.value for param in kernel.params if param.last}
         self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
@@ -155,7 +155,7 @@ class Expressions(Blocks[Term, Block]):
         template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
         if self.narrow and e.dtype != torch.float64:
             template = _NARROW.get(e.name, template)
-        if e.name == "div" and e.dtype == torch.float32 and self._rounds:
+        if e.name == "div" and e.dtype == torch.float32 and self._exact:
             template = "tl.div_rn({0}, {1})"
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]
@@ -220,9 +220,7 @@ class Expressions(Blocks[Term, Block]):
             conditions = [*self.within(at.axes | mask.axes), mask]
             if not at.axes and mask.axes:
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
-        tail = mask_text(conditions)
-        if mask is not None:
-            tail += f", {constant_text(e.other)}"
+        tail = mask_text(conditions) + ("" if mask is None else f", {constant_text(e.other)}")
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'
@@ -337,11 +335,13 @@ _BOOLEAN = {
 """Ops on bool whose text differs: sums are or, products and."""
 
 
-def _is_rounding(e: Expr) -> bool:
-    """Whether numbers that differ by little may become different integers."""
+def _needs_exact(e: Expr) -> bool:
+    """Whether numbers that differ by little may become different integers, or compare otherwise than with 0."""
     match e:
         case Op("cast", (source,), dtype):
             return source.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool
+        case Op(name, (a, b)) if OPS[name].rule is Rule.COMPARE:
+            return a.dtype.is_floating_point and not any(isinstance(x, Const) and x.value == 0 for x in (a, b))
         case Op(name):
             return name in _ROUNDING
     return False

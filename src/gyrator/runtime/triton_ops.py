@@ -63,7 +63,7 @@ def floor_division_of_floats(a, b):
 @triton.jit
 def truncdiv(a, b):
     if a.dtype.is_floating():
-        return libdevice.trunc(a / b)
+        return libdevice.trunc(quotient(a, b))
     else:
         safe = tl.where(b == 0, 1, b).to(b.dtype)
         return tl.where(b == 0, 0, a // safe).to(a.dtype)
@@ -245,10 +245,10 @@ def last_argmin(a, i, b, j):
 
 
 @triton.jit
-def mean(total, count):
-    """Rounded once, so that the mean of equal numbers is that number."""
-    count = tl.zeros_like(total) + count
-    return tl.div_rn(total, count) if total.dtype == tl.float32 else total / count
+def quotient(a, b):
+    """Rounded once, as a / b need not be: 6 / 2 is no less than 3, and the mean of equal numbers is that number."""
+    b = tl.zeros_like(a) + b
+    return tl.div_rn(a, b) if a.dtype == tl.float32 else a / b
 
 
 @triton.jit
