@@ -102,6 +102,10 @@ def of_expanded(x):
     return x + 1, x.sum(0), x.contiguous(), x[0]
 
 
+def returns_views_of_equal_expanded_results(x):
+    return (x[:1] * 2).expand(4, 4), (x[:1] * 2).expand(4, 4).t(), (x[:1] * 2).expand(4, 4).diagonal()
+
+
 def with_python_values(x, n, s):
     return x * n, n + 1, s, None, (x.shape, n * 2)
 
@@ -274,6 +278,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     of_nothing: lambda: (torch.zeros(0, 3),),
     of_a_scalar: lambda: (torch.tensor(1.5),),
     of_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
+    returns_views_of_equal_expanded_results: lambda: (_x(),),
     with_python_values: lambda: (_x(), 3, "text"),
     returns_nothing: lambda: (_x(),),
     of_constants: lambda: (_x(),),
@@ -308,6 +313,7 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
     [
         mutates_an_intermediate_view,
         returns_aliases_of_one_result,
+        returns_views_of_equal_expanded_results,
         keeps_channels_last,
         detaches,
         zeroes_behind_autograd,

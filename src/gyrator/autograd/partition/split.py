@@ -128,17 +128,13 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
 
 
 def _owner(node: Node) -> Node:
-    while node.op == "call_function":
-        viewing = node.all_input_nodes[0] if node.target is operator.getitem else node
-        if not is_copyless(viewing):
-            return node
-        node = viewing.all_input_nodes[0]
-    return node
+    viewing = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return _owner(viewing.all_input_nodes[0]) if is_copyless(viewing) else node
 
 
 def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
     """A clone; a ``dense`` one lacks the gaps that a view may have, another holds what is expanded once."""
-    if not dense and node.target is aten.expand.default:
+    if not dense and is_copyless(node) and any(type(step) is int and step == 0 for step in node.meta["val"].stride()):
         return graph.node_copy(node, lambda given: _clone(graph, given) if given is node.args[0] else given)
     clone = graph.call_function(aten.clone.default, (node,))
     clone.meta = dict(node.meta)
