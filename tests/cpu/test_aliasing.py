@@ -106,6 +106,10 @@ def returns_views_of_equal_expanded_results(x):
     return (x[:1] * 2).expand(4, 4), (x[:1] * 2).expand(4, 4).t(), (x[:1] * 2).expand(4, 4).diagonal()
 
 
+def finds_some_of_what_is_transposed(x):
+    return torch.isin(x, torch.tensor([0.0, 0.5])), torch.isin(x, 0.5)
+
+
 def with_python_values(x, n, s):
     return x * n, n + 1, s, None, (x.shape, n * 2)
 
@@ -279,6 +283,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     of_a_scalar: lambda: (torch.tensor(1.5),),
     of_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
     returns_views_of_equal_expanded_results: lambda: (_x(),),
+    finds_some_of_what_is_transposed: lambda: (_x().t(),),
     with_python_values: lambda: (_x(), 3, "text"),
     returns_nothing: lambda: (_x(),),
     of_constants: lambda: (_x(),),

@@ -250,7 +250,9 @@ def overloads(names: str) -> tuple[OpOverload, ...]:
 
 
 OF_MEANS = overloads("huber_loss_backward mse_loss_backward smooth_l1_loss_backward")
-_ROWS = overloads("log_sigmoid_forward nll_loss2d_forward pow.Scalar native_layer_norm")
+_ROWS = overloads(
+    "log_sigmoid_forward nll_loss2d_forward pow.Scalar native_layer_norm isin.Tensor_Tensor isin.Tensor_Scalar"
+)
 _BATCH_NORMS = overloads(
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
     "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
