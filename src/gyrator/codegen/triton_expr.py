@@ -10,6 +10,7 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -336,12 +337,13 @@ _BOOLEAN = {
 
 
 def _needs_exact(e: Expr) -> bool:
-    """Whether numbers that differ by little may become different integers, or compare otherwise than with 0."""
+    """Whether numbers that differ by little may become different integers, or compare otherwise: with 0 they do not."""
     match e:
         case Op("cast", (source,), dtype):
             return source.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool
         case Op(name, (a, b)) if OPS[name].rule is Rule.COMPARE:
-            return a.dtype.is_floating_point and not any(isinstance(x, Const) and x.value == 0 for x in (a, b))
+            coarse = [isinstance(x, Random) or (isinstance(x, Const) and x.value in (0, inf, -inf)) for x in (a, b)]
+            return a.dtype.is_floating_point and not any(coarse)
         case Op(name):
             return name in _ROUNDING
     return False

@@ -118,7 +118,6 @@ class _Lowering:
         )  # fmt: skip
         return Lowered(program, self.constants, tuple(self.b.fallbacks), self.b.regions)
 
-    # -- nodes ----------------------------------------------------------------------------------------------
     def _node(self, node: fx.Node) -> Result:
         if node.op == "placeholder":
             return self._placeholder(node)

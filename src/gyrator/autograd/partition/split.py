@@ -128,8 +128,9 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
 
 
 def _owner(node: Node) -> Node:
-    viewing = node.all_input_nodes[0] if node.target is operator.getitem else node
-    return _owner(viewing.all_input_nodes[0]) if is_copyless(viewing) else node
+    while is_copyless(viewing := node.all_input_nodes[0] if node.target is operator.getitem else node):
+        node = viewing.all_input_nodes[0]
+    return node
 
 
 def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
