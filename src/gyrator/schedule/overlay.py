@@ -44,7 +44,7 @@ def overlay(plan: Plan) -> Plan:
         return plan
     before = plan.steps[: fresh[host]]
     found = [guest for guest in guests(before) if _shows(host, guest.value.dtype) and _is_known(guest.value)]
-    ways = (_overlaid(sorted(found, key=order), host) for order in (_by_size, lambda guest: guest.start))
+    ways = (_overlaid(sorted(found, key=order), host) for order in (lambda guest: guest.start, _by_size))
     lies = max(ways, key=lambda lies: sum(map(_bytes, lies)))
     if not lies:
         return plan
