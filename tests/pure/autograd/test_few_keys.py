@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention of few keys on a GPU: the operator of our template, which means the same."""
+"""scaled_dot_product_attention of few keys or under a mask on a GPU: the operator of our template."""
 
 from __future__ import annotations
 
