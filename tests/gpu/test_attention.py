@@ -164,7 +164,7 @@ def test_sizes_that_change() -> None:
         (1, 20, 64),
         (77, 200, 64),
         (130, 1000, 32),
-        (60, 320, 128),
+        (90, 320, 128),
     ],
 )
 def test_few_or_masked_keys_are_as_exact_as_the_librarys(

@@ -242,6 +242,7 @@ def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None
         (lambda x: (x / x.abs()).to(torch.int64), True),
         (lambda x: torch.div(x, x.abs() + 2, rounding_mode="trunc"), True),
         (lambda x: x / 7 == 1, True),
+        (lambda x: x.reciprocal() == 0.1, True),
         (lambda x: (x / x.abs()).clamp(-1) >= x, True),
         (lambda x: x.var(-1), True),
         (lambda x: x / x.abs() + 1, False),

@@ -156,8 +156,8 @@ class Expressions(Blocks[Term, Block]):
         template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
         if self.narrow and e.dtype != torch.float64:
             template = _NARROW.get(e.name, template)
-        if e.name == "div" and e.dtype == torch.float32 and self._exact:
-            template = "tl.div_rn({0}, {1})"
+        if e.name in ("div", "reciprocal") and e.dtype == torch.float32 and self._exact:
+            template = "tl.div_rn({0}, {1})" if e.name == "div" else "tl.div_rn(1.0, {0})"
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]
         else:

@@ -44,8 +44,9 @@ def overlay(plan: Plan) -> Plan:
         return plan
     before = plan.steps[: fresh[host]]
     found = [guest for guest in guests(before) if _shows(host, guest.value.dtype) and _is_known(guest.value)]
-    ways = (_overlaid(sorted(found, key=order), host) for order in (lambda guest: guest.start, _by_size))
-    lies = max(ways, key=lambda lies: sum(map(_bytes, lies)))
+    lies = _overlaid(sorted(found, key=lambda guest: guest.start), host)
+    if len(lies) < len(found):  # the order that leaves less apart
+        lies = max(lies, _overlaid(sorted(found, key=_by_size), host), key=lambda lies: sum(map(_bytes, lies)))
     if not lies:
         return plan
     steps = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
@@ -124,8 +125,7 @@ def _overlaid(guests: Sequence[Guest], host: Value) -> dict[Value, Allocate]:
 
 def _by_size(guest: Guest) -> tuple[bool, int]:
     """The largest first, but last those that are less than half of a multiple of 64 bytes that holds them always."""
-    size = _bytes(guest.value)
-    return count_of(_aligned(guest.value.nbytes)) > 2 * size, -size
+    return count_of(_aligned(guest.value.nbytes)) > 2 * _bytes(guest.value), -_bytes(guest.value)
 
 
 def _aligned(end: Index) -> Index:
