@@ -47,9 +47,16 @@ SIDES: Sequence[tuple[str, int, Sequence[int]]] = (
     ("pairs", 32, (16, 64, 144, 200, 512, 1000)),
     ("pairs", 64, (16, 64, 144, 200, 512, 1000, 2048, 4096)),
     ("pairs", 128, (128, 512, 2048, 4096)),
+    ("made", 32, (64, 144, 200, 512, 1000)),
+    ("made", 64, (64, 144, 197, 512, 1000, 2048, 4096)),
+    ("made", 128, (128, 197, 512, 1000, 2048, 4096)),
+    ("window", 64, (1000, 4096)),
+    ("window", 128, (1000, 4096)),
 )
 """Masks (``keys`` hides keys, ``pairs`` keys of rows; ``bias`` adds to each score, ``key_bias`` to those of a key),
-widths of heads, and as many rows as keys."""
+widths of heads, and as many rows as keys. ``made`` is as ``pairs``, and ``window`` hides keys that are far away, but
+the compiled function makes it, from the keys that are hidden; the library finds it made."""
+WINDOW = 256
 ONE_ROW: Sequence[tuple[str, int, Sequence[int]]] = (("keys", 64, (1000, 4096)), ("keys", 128, (1000, 4096)))
 """The same where there is one row, as in decoding."""
 
@@ -62,7 +69,8 @@ class Case:
     keys: int
     training: bool
 
-    def arguments(self) -> tuple[list[Tensor], Tensor | None]:
+    def arguments(self) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+        """Operands, what the compiled function gets of the mask, and the mask."""
         heads, rows, keys = HEADS[self.width], self.rows, self.keys
         batch = (1 if rows > 1 else 8) * ELEMENTS // (heads * keys * max(self.width, 8))
         shapes = [(batch, side, heads, self.width) for side in (rows, keys, keys)]
@@ -73,19 +81,35 @@ class Case:
             "bias": lambda: torch.randn(1, heads, rows, keys, device="cuda", dtype=torch.bfloat16),
             "key_bias": lambda: torch.zeros(seen.shape, device="cuda", dtype=torch.bfloat16).masked_fill(~seen, -1e4),
             "keys": lambda: seen,
-            "pairs": lambda: seen & torch.ones(rows, keys, device="cuda", dtype=torch.bool).tril(),
+            "pairs": lambda: self.made(seen),
+            "made": lambda: self.made(seen),
+            "window": lambda: self.made(seen),
         }
-        return [x.requires_grad_(self.training) for x in operands], masks[self.mask]() if self.mask in masks else None
+        mask = masks[self.mask]() if self.mask in masks else None
+        return [x.requires_grad_(self.training) for x in operands], seen if self.makes else mask, mask
+
+    @property
+    def makes(self) -> bool:
+        """Whether the compiled function makes the mask."""
+        return self.mask in ("made", "window")
+
+    def made(self, seen: Tensor) -> Tensor:
+        """A mask of what is not behind the row, nor far before it."""
+        row, key = torch.arange(self.rows, device="cuda")[:, None], torch.arange(self.keys, device="cuda")
+        near = key > row - WINDOW if self.mask == "window" else key >= 0
+        return seen & (key <= row) & near
 
     def microseconds(self, compiled: bool, lock: FileLock) -> float:
         """Of all kernels of a call, while no other process measures."""
 
         def attention(mask: Tensor | None, *operands: Tensor) -> Tensor:
             query, key, value = operands
+            mask = self.made(mask) if compiled and self.makes and mask is not None else mask
             out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=self.mask == "causal")
             return out.transpose(1, 2).flatten(2)
 
-        operands, mask = self.arguments()
+        operands, given, mask = self.arguments()
+        mask = given if compiled else mask
         call: Callable[..., Tensor] = measure.compiled(attention, "gyrator" if compiled else "eager", dynamic=False)
         tangent = torch.randn_like(attention(mask, *operands))
 

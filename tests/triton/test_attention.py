@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
 
 from gyrator.autograd import fused_attention
 from gyrator.autograd.aot import aot_compile
@@ -23,7 +25,8 @@ from gyrator.pipeline import Process, compile_graph
 from gyrator.report.describe import why_extern
 from gyrator.runtime.triton_build import request_for
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.plan import Call
+from gyrator.schedule.masks import FAR
+from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count, Session
 from tests.acceptance import assert_matches
 from tests.triton.emulated import GPU, Emulator, Printed, on_gpu, print_for_gpu
@@ -346,3 +349,59 @@ def test_a_graph_whose_attention_a_template_computes_is_found_again(tmp_path: Pa
     compiled(*(made(1, 1, 64, 16, dtype=torch.bfloat16) for _ in range(3)))
     process.workers.stop()
     assert [session.counters[Count.GRAPH_CACHE_HITS] for session in sessions] == [0, 1]
+
+
+def causal(seen: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return seen[:, None, None] & (j <= i)
+
+
+def near(seen: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The last rows see nothing where few keys are left."""
+    return seen[:, None, None] & ((j < i + 5) & (j > i - 20))
+
+
+def ahead(seen: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return torch.where(j >= i + 30, seen[:, None, None], False)
+
+
+def alike(seen: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Those of one document, whose numbers a program counts."""
+    documents = seen.logical_not().cumsum(1)
+    return (documents[:, :, None] == documents[:, None])[:, None] & (i >= j)
+
+
+@pytest.mark.parametrize(
+    ("mask", "low", "high"), [(causal, None, 0), (near, -19, 4), (ahead, None, None), (alike, None, 0)]
+)
+@pytest.mark.parametrize(("size", "dynamic"), [(64, False), (131, False), (75, True)])
+def test_masks_that_a_program_makes_are_computed_for_each_score(
+    mask: Mod, low: int | None, high: int | None, size: int, dynamic: bool,
+    interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """They are not stored, also not for backward, and tiles in which they keep nothing are left out."""
+    monkeypatch.setattr(fused_attention, "FASTER_ON", "cpu")
+
+    def run(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+        i, j = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+        return scaled_dot_product_attention(query, key, value, mask(seen, i, j), enable_gqa=True)
+
+    tensors = [made(3, heads, size, 16, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    seen = torch.arange(size) < torch.tensor([[size], [40], [1]])
+    emulator, found = Emulator(tmp_path, interpreter), list[list[Tensor]]()
+    compiled = torch.compile(run, backend=emulator.backend)
+    for call, dtype in ((compiled, torch.bfloat16), (run, torch.bfloat16), (run, torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        for x in (*leaves, seen) if dynamic else ():
+            torch._dynamo.mark_dynamic(x, max(x.ndim - 2, 1))
+        out = call(*leaves, seen)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, made(*out.shape, dtype=dtype))])
+    for tensors_alike in zip(*found, strict=True):
+        assert_matches(*(x.contiguous() for x in tensors_alike), slack=4)
+    kernels = [kernel for made_for_gpu in emulator.printed for kernel in made_for_gpu.kernels]
+    templates = [kernel.source for kernel in kernels if kernel.name.startswith("attention_")]
+    assert len(templates) == 3
+    bounds = f"{-FAR if low is None else low}, {FAR if high is None else high},"
+    assert all(bounds in re.sub(r"\s+", " ", text) for text in templates)
+    values = [step.value for p in emulator.printed for step in p.plan.steps if isinstance(step, Allocate)]
+    values += [given.value for p in emulator.printed for given in p.plan.inputs if given.value is not None]
+    assert not any(value.dtype == torch.bool and len(value.shape) == 4 for value in values)

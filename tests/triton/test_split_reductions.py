@@ -53,6 +53,16 @@ def test_neighbouring_columns_are_read_together_though_rows_are_split_unevenly()
     assert "XBLOCK" in [tile.block for tile in first.tiling.tiles]
 
 
+def test_weights_that_are_summed_too_do_not_split_what_occupies_the_gpu() -> None:
+    """Sums both ways join where they read one large tensor: a mean by weights reads a small one."""
+
+    def mean(x: Tensor, weights: Tensor) -> Tensor:
+        return (x * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+
+    program = on_gpu(lowered(mean, torch.ones(16, 4096, 96), torch.ones(16, 4096)).program)
+    assert len(gpu_plan(program, Gpu(processors=4)).kernels) == 2
+
+
 def test_a_position_is_found_in_uneven_parts() -> None:
     """The tree alone, interpreted: Triton's interpreter takes minutes for a reduction of pairs."""
     plan = plan_of(torch.argmax, matrix())

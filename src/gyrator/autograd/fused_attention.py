@@ -18,6 +18,7 @@ blocks of `sides` rows and columns the masks keep: counts and numbers, then of t
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -25,15 +26,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.backends import cuda
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator import torch_compat
+from gyrator.autograd.partition.recompute import Cost, cost, size_hint
 from gyrator.autograd.recorder import Recorder
 
 DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
 """Where templates are; the widest heads; the sides of blocks where the user gave no mask."""
-FASTER_ON, NARROW, FEW = "cuda", 32, 64
-"""Where the template is faster than the library in 16 bits; narrow heads and few keys of :func:`_is_faster`."""
+FASTER_ON, NARROW, FEW, FEWER = "cuda", 32, 64, 8
+"""Where the template is faster than the library in 16 bits; narrow heads and few keys of :func:`_is_faster`; how many
+times fewer numbers a mask is made of that is not stored."""
 
 Call = Callable[[Any, Sequence[Any]], Any]
 
@@ -69,8 +73,11 @@ def by_template(recorder: Recorder, given: Mapping[str, Any], shared: Mapping[st
     mask has a gradient. Rows that see no key give 0, as they do in eager. `given` are all the arguments by name, and
     `shared` those with keys that heads share where `given` has copies."""
     operands, mask = autocast(*(shared[name] for name in ("query", "key", "value"))), given.get("attn_mask")
+    if operands[0].device.type != FASTER_ON or given.get("dropout_p"):
+        return None
     causal, boolean = bool(given.get("is_causal")), mask is not None and mask.dtype == torch.bool
-    if given.get("dropout_p") or not _is_possible(operands, mask) or not _is_faster(operands, mask, causal=causal):
+    made = mask is not None and _is_made(recorder.node_of(mask), mask)
+    if not (_is_possible(operands, mask, made=made) and _is_faster(operands, mask, causal=causal, made=made)):
         return None
 
     def entry(mask: Tensor, *place: Any) -> Tensor:
@@ -91,21 +98,40 @@ def by_template(recorder: Recorder, given: Mapping[str, Any], shared: Mapping[st
     return laid_out(attention(recorder, lambda function, x: function(*x), args)[0], like.stride())
 
 
-def _is_possible(operands: Sequence[Tensor], mask: Tensor | None) -> bool:
+def _is_made(last: Node, mask: Tensor) -> bool:
+    """Whether the graph makes a mask, by its ``last`` node, element by element of far fewer numbers: they are read
+    instead, and what keys a row cannot see by its number is left out."""
+    few = prod(size_hint(n) for n, step in zip(mask.shape, mask.stride(), strict=True) if not guard_or_false(step == 0))
+    pending, seen = [last], set[Node]()
+    while pending:
+        node = pending.pop()
+        value = node.meta.get("val")
+        if node in seen or not isinstance(value, Tensor) or prod(map(size_hint, value.shape)) * FEWER <= few:
+            continue
+        if node.op != "call_function" or cost(node) not in (Cost.VIEW, Cost.POINTWISE):
+            return False
+        seen.add(node)
+        pending += node.all_input_nodes
+    return bool(seen)
+
+
+def _is_possible(operands: Sequence[Tensor], mask: Tensor | None, *, made: bool) -> bool:
     """Whether the template means the same for query, key and value, where it may be faster."""
     (query, key, value), widths = operands, [x.shape[-1] for x in operands]
     alike = all((x.ndim, x.shape[0], x.dtype) == (4, query.shape[0], query.dtype) for x in operands)
     alike = alike and query.dtype in (torch.bfloat16, torch.float16) and key.shape[:3] == value.shape[:3]
-    static = all(type(n) is int and n > 0 for n in (*widths, key.shape[-2]))
+    static = all(type(n) is int and n > 0 for n in (*widths, *([] if made else [key.shape[-2]])))
     enabled = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
     plain = mask is None or (mask.ndim > 0 and not mask.requires_grad and mask.dtype in (torch.bool, query.dtype))
-    return query.device.type == FASTER_ON and alike and static and enabled and plain
+    return alike and static and enabled and plain
 
 
-def _is_faster(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool) -> bool:
+def _is_faster(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool, made: bool) -> bool:
     """Whether it takes less than the library's time on an H200 (benchmarks/few_keys.py). What is said of each row is
     read in vectors where rows of it begin at multiples of 8 elements; else a number at a time."""
     (rows, keys), width = (x.shape[-2] for x in operands[:2]), max(x.shape[-1] for x in operands)
+    if made and not (type(rows) is int and rows < FEW):
+        return width <= 4 * NARROW
     if mask is None or keys <= FEW:
         most = FEW if mask is not None or width > NARROW else FEW * (2 if causal else 8)
         return keys <= most and width <= 2 * NARROW

@@ -19,6 +19,7 @@ from gyrator.ir.index import ONE, ZERO, as_index, product
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend
 from gyrator.schedule.gpu_tiling import power
+from gyrator.schedule.masks import band
 
 FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
@@ -67,7 +68,7 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
         *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
         tuple_of(reads_of(printer, stage)),
         *map(str, (*even, not even[1] and columns is not None and columns >= max(b["BLOCK_N"] for b in blocks))),
-        *map(str, (plain, stage.functions[1] == Const(True, torch.bool))),
+        *map(str, (plain, stage.functions[1] == Const(True, torch.bool), *band(stage.functions[1], row, column))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
         *["counters"] * ("PROGRAMS" in blocks[0]),

@@ -113,7 +113,13 @@ class GpuKernels:
             current[0](stream, *args)
 
         current.append(first)
-        return guarded(current, about["checked"], lambda: self._unaligned(about, programs))
+        sizes = {*about["checked"]}.intersection(about["sizes"])
+        addresses = [at for at in about["checked"] if at not in sizes]
+
+        def unaligned(at_addresses: bool) -> Launch:
+            return self._unaligned(about, programs, addresses if at_addresses else [])
+
+        return guarded(current, addresses, [*sizes], unaligned)
 
     def _chosen(
         self, about: Mapping[str, Any], programs: Sized, updated: Mapping[int, Sized], stream: int, args: Sequence[int]
@@ -197,11 +203,11 @@ class GpuKernels:
                 told.append(Candidate(config, variant["category"], file, measured.get(file), file == found["file"]))
             self.tuned(name, told, new)
 
-    def _unaligned(self, about: Mapping[str, Any], programs: Sized) -> Launch:
-        """The launch for arguments that are not multiples of 16."""
+    def _unaligned(self, about: Mapping[str, Any], programs: Sized, addresses: Sequence[int]) -> Launch:
+        """The launch for arguments that are not multiples of 16, but for those at ``addresses``."""
         if self.rebuild is None:
             raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
-        request = about["unaligned"]
+        request = {**about["unaligned"], "aligned": sorted({*about["unaligned"]["aligned"], *addresses})}
         built = self.rebuild(request)
         if isinstance(built, str):
             raise KernelBuildError(about["name"], str(self.folder / DESCRIPTION), built)

@@ -117,19 +117,21 @@ def bind(
     return launch
 
 
-def guarded(current: list[Launch], checked: Sequence[int], otherwise: Callable[[], Launch]) -> Launch:
+def guarded(
+    current: list[Launch], addresses: Sequence[int], sizes: Sequence[int], otherwise: Callable[[bool], Launch]
+) -> Launch:
     """A function that calls the one launch in `current`, which may be exchanged.
 
-    Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel
-    that `otherwise` makes at the first need runs, which relies on none of them."""
-    places, unaligned = tuple(checked), cache(otherwise)
+    Its kernel relies on arguments that are multiples of 16: those at `addresses` and `sizes`. Where one is not, the
+    kernel that `otherwise` makes at the first need runs: which still relies on the addresses, or on none of them."""
+    places, unaligned = (*addresses, *sizes), cache(otherwise)
 
     def launch(stream: int, *args: int) -> None:
         bits = 0
         for at in places:
             bits |= args[at]
         if bits & (ALIGNMENT - 1):
-            unaligned()(stream, *args)
+            unaligned(all(args[at] % ALIGNMENT == 0 for at in addresses))(stream, *args)
         else:
             current[0](stream, *args)
 

@@ -8,7 +8,7 @@ library's gradient ``backward``. Gradients also take that of the result, the sum
 which blocks of ``sides`` rows and columns are walked: counts, numbers, the same of whole ones. The user's functions on
 one score (what becomes of it, whether it is kept, its gradient) become expressions over batch, head, row and column."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from gyrator.ir.volume import fits_32_bits, iterations
 from gyrator.lowering.typed import cast, op
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.kernel import Built
+from gyrator.schedule.masks import element_of
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import FLOATS, Templated, Unit
 
@@ -47,18 +48,21 @@ Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
 """The template for a call and its configurations, the likely best first; none where the call stays."""
 
 
-def attention_unit(call: Extern, rule: Rule, ways: Ways) -> Unit:
-    """A call of attention as a kernel; any other call as it is.
+def attention_unit(call: Extern, rule: Rule, ways: Ways, made: Mapping[Value, Nest]) -> Unit:
+    """A call of attention as a kernel, which computes what it reads of scores as ``made``; any other call as it is.
 
     A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
-    attend = _written(call, rule) if call.functions else _library(call) if call.op in _LIBRARY else None
+    attend = _written(call, rule, made) if call.functions else _library(call) if call.op in _LIBRARY else None
     template, configs = ("", ()) if attend is None else ways(attend)
     if attend is None or not configs:
         return call
+    if call.functions:
+        read = dict.fromkeys(load.value for f in attend.functions for load in f.loads())
+        call = replace(call, args=(*call.args[:5], tuple(map(full_view, read))))
     return Templated(call, template, configs, attend=replace(attend, template=template))
 
 
-def _written(call: Extern, rule: Rule) -> Attend | None:
+def _written(call: Extern, rule: Rule, made: Mapping[Value, Nest]) -> Attend | None:
     """What a call of flex_attention means."""
     args: Sequence[Any] = call.args
     template, tensors, lists, sides, scale, *reads = args
@@ -67,7 +71,7 @@ def _written(call: Extern, rule: Rule) -> Attend | None:
         return None
     axes = _axes(tensors)
     given = zip(call.functions, (*reads, reads[0]), strict=False)
-    functions = tuple(f for f in [_function(p, r, axes, rule) for p, r in given] if f is not None)
+    functions = tuple(f for f in [_function(p, r, axes, rule, made) for p, r in given] if f is not None)
     if len(functions) < len(call.functions):
         return None
     return Attend(template, axes, tensors, lists, _shown(call), functions, tuple(sides), scale)
@@ -121,7 +125,9 @@ def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
     return tuple(Axis(name, n) for name, n in zip(("batch", "head", "row", "column"), extents, strict=True))
 
 
-def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule) -> Expr | None:
+def _function(
+    program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule, made: Mapping[Value, Nest]
+) -> Expr | None:
     """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
     count = len(program.inputs) - len(reads)
     scores = [Ref(name, torch.float32, frozenset(axes)) for name in _SCORE[: count - len(axes)]]
@@ -131,8 +137,7 @@ def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], ru
 
     def inlined(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.value in views:
-            view = views[e.value]
-            return Load(view.value, (dot(e.index, view.strides) + view.offset,))
+            return element_of(views[e.value], e.index, made, rule)
         if isinstance(e, Load) and e.value in known:
             inner, body = known[e.value]
             return rewrite(body, rule, dict(zip(inner, e.index, strict=True)))
@@ -146,7 +151,8 @@ def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], ru
     body = known[out.value][1] if isinstance(out, View) and out.value in known else None
     if body is None or any(isinstance(e, Masked) for e in body.walk()):
         return None
-    return body if {load.value for load in body.loads()} <= {view.value for view in views.values()} else None
+    own = {i.value for i in program.inputs} | {c.value for c in program.constants}
+    return body if own.isdisjoint(load.value for load in body.loads()) else None
 
 
 def build_attention(unit: Templated) -> Built:

@@ -60,7 +60,8 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
         read = {load.value for load in loads(root.body)}
         if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
             return None
-        return _cut(nest, root, gpu, max((by_rows.get(v, 0) for v in read), default=0))
+        whole = iterations((*nest.axes, *root.reduced))
+        return _cut(nest, root, gpu, max((by_rows.get(v, 0) for v in read if volume(v.shape) >= whole), default=0))
 
     in_rows = map_nests(program, lambda nest: split(nest, _rows(nest, of_rows)))
     return map_nests(in_rows, lambda nest: split(nest, cut(nest)))

@@ -9,7 +9,9 @@ No tensor holds the scores: a program walks the keys of its rows, or the rows of
 (pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row). ``lists`` say which
 blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their numbers), each with
 its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all; EVEN_M,
-EVEN_N: tiles end where rows or columns do; MOVED_N: the last one of columns begins earlier, so that it ends there."""
+EVEN_N: tiles end where rows or columns do; MOVED_N: the last one of columns begins earlier, so that it ends there.
+LOW, HIGH: what the column less the row of what ``keep`` keeps is at least and at most, ±FAR where nothing is known;
+other tiles are not walked where there are no lists."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -19,7 +21,7 @@ import triton.language as tl
 
 from gyrator.runtime import triton_ops as rt
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E, FAR = tl.constexpr(1.4426950408889634), tl.constexpr(1 << 30)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -116,12 +118,24 @@ def listed(counts, numbers, b, h, block):
 
 
 @triton.jit
-def reach(count, length, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """How many tiles of BLOCK there are in ``count`` blocks of SIDE; in ``length`` if there are no lists."""
+def seen(start, length, BLOCK: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """Where the columns begin and end, of ``length``, that BLOCK rows from ``start`` on see."""
+    begin, end = 0, length
+    if LOW > -FAR:
+        begin = tl.maximum(start + LOW, 0)
+    if HIGH < FAR:
+        end = tl.minimum(start + BLOCK + HIGH, length)
+    return begin, end
+
+
+@triton.jit
+def reach(count, begin, end, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """The numbers of the first tile of BLOCK, and behind the last, in ``count`` blocks of SIDE; if there are no lists,
+    from ``begin`` to ``end``."""
     if LISTED:
-        return count * (SIDE // BLOCK)
+        return 0, count * (SIDE // BLOCK)
     else:
-        return tl.cdiv(length, BLOCK)
+        return begin // BLOCK, tl.cdiv(end, BLOCK)
 
 
 @triton.jit
@@ -192,7 +206,7 @@ def no_keys(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def walk(
-    state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+    state, q, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
     KEPT: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
     part, PARTS: tl.constexpr,
@@ -202,8 +216,9 @@ def walk(
     WHOLE: tl.constexpr = EVEN_N or MOVED_N
     top, total, acc = state
     factor = unit(scale, PLAIN)
-    tiles = reach(count, n, SIDE, BLOCK_N, LISTED)
-    for t in range(part * tiles // PARTS, (part + 1) * tiles // PARTS):
+    since, until = reach(count, begin, end, SIDE, BLOCK_N, LISTED)
+    tiles = until - since
+    for t in range(since + part * tiles // PARTS, since + (part + 1) * tiles // PARTS):
         first = place(t, numbers, SIDE, BLOCK_N, LISTED)
         start = moved(first, n, BLOCK_N, MOVED_N)
         k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], WHOLE)
@@ -227,7 +242,7 @@ def walk(
 
 @triton.jit
 def walk_all(
-    state, q, key, value, keys, values, b, plane, h, i, m, n, lists, block, scale, score, keep, reads,
+    state, q, key, value, keys, values, b, plane, h, i, m, n, begin, end, lists, block, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr,
     OPEN: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
     part, PARTS: tl.constexpr,
@@ -236,14 +251,14 @@ def walk_all(
     if len(lists) > 2:
         count, numbers = listed(lists[2], lists[3], b, plane, block)
         state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+            state, q, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers, scale, score, keep, reads,
             E, V, SIDE, BLOCK_N, True, True, EVEN_N, MOVED_N, PLAIN, PRECISION, part, PARTS,
         )  # fmt: skip
     count, numbers = 0, 0
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, plane, block)
     return walk(
-        state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+        state, q, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers, scale, score, keep, reads,
         E, V, SIDE, BLOCK_N, len(lists) > 0, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, part, PARTS,
     )  # fmt: skip
 
@@ -251,8 +266,8 @@ def walk_all(
 @triton.jit
 def forward_tile(
     pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
-    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """What tile ``pid`` has of the results."""
@@ -268,8 +283,10 @@ def forward_tile(
     keys = window(key, b, h // GROUPS)
     values = window(value, b, h // GROUPS)
     state = no_keys(BLOCK_M, SPAN_V)
+    begin, end = seen(start, n, BLOCK_M, LOW, HIGH)
     state = walk_all(
-        state, q, key, value, keys, values, b, h, h, i, m, n, lists, start // SIDE_M, scale, score, keep, reads,
+        state, q, key, value, keys, values, b, h, h, i, m, n, begin, end, lists, start // SIDE_M,
+        scale, score, keep, reads,
         E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, 0, 1,
     )  # fmt: skip
     top, total, acc = state
@@ -287,8 +304,8 @@ def forward_tile(
 @triton.jit
 def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
-    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
     PROGRAMS: tl.constexpr = 0, counters=None,
 ):  # fmt: skip
@@ -298,20 +315,20 @@ def forward(
         for pid in range(tl.program_id(0), tiles_in_all(sizes, BLOCK_M), PROGRAMS):
             forward_tile(
                 pid, operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, MOVED_N, PLAIN, OPEN,
-                E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+                LOW, HIGH, E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
             )  # fmt: skip
     else:
         forward_tile(
             tl.program_id(0), operands, lists, results, sizes, scale, score, keep, reads, EVEN_M, EVEN_N, MOVED_N,
-            PLAIN, OPEN, E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
+            PLAIN, OPEN, LOW, HIGH, E, V, GROUPS, SIDE_M, SIDE_N, BLOCK_M, BLOCK_N, ALLOW_TF32,
         )  # fmt: skip
 
 
 @triton.jit
 def decode(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
-    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr, SPLIT: tl.constexpr, space, counters,
 ):  # fmt: skip
     """As forward for few rows: those of all heads that share keys are a tile, whose keys SPLIT programs walk; the last
@@ -335,8 +352,10 @@ def decode(
     keys = window(key, b, group)
     values = window(value, b, group)
     state = no_keys(BLOCK_M, SPAN_V)
+    begin, end = seen(0, n, m, LOW, HIGH)
     state = walk_all(
-        state, q, key, value, keys, values, b, group, h[:, None], i[:, None], m, n, lists, 0, scale, score, keep, reads,
+        state, q, key, value, keys, values, b, group, h[:, None], i[:, None], m, n, begin, end, lists, 0,
+        scale, score, keep, reads,
         E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION, part, SPLIT,
     )  # fmt: skip
     if SPLIT > 1:
@@ -402,7 +421,7 @@ def taken_over(space, plane, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.
 # -- gradients -----------------------------------------------------------------------------------------------
 @triton.jit
 def walk_columns(
-    acc, q, d_out, sums, delta, key, value, keys, values, b, h, i, m, n, count, numbers,
+    acc, q, d_out, sums, delta, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers,
     scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
     SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
     KEPT: tl.constexpr, EVEN_N: tl.constexpr, MOVED_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
@@ -410,7 +429,8 @@ def walk_columns(
     """Adds tiles of keys to the gradient of rows of queries."""
     WHOLE: tl.constexpr = EVEN_N or MOVED_N
     factor = unit(scale, PLAIN)
-    for t in range(reach(count, n, SIDE, BLOCK_N, LISTED)):
+    since, until = reach(count, begin, end, SIDE, BLOCK_N, LISTED)
+    for t in range(since, until):
         first = place(t, numbers, SIDE, BLOCK_N, LISTED)
         start = moved(first, n, BLOCK_N, MOVED_N)
         k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], WHOLE)
@@ -432,8 +452,8 @@ def walk_columns(
 @triton.jit
 def rows(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
-    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a program's rows of queries."""
@@ -454,18 +474,19 @@ def rows(
     if len(lists) > 2:
         count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
         acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, n, count, numbers,
             scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
         acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, n, count, numbers,
             scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     else:
+        begin, end = seen(start, n, BLOCK_M, LOW, HIGH)
         acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, 0,
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, begin, end, 0, 0,
             scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
     store_rows(window(results[0], b, h), results[0], start, m, acc * scale, E)
@@ -473,7 +494,7 @@ def rows(
 
 @triton.jit
 def walk_rows(
-    state, k, v, query, grad, sums, delta, b, h, j, m, n, count, numbers,
+    state, k, v, query, grad, sums, delta, b, h, j, m, n, begin, end, count, numbers,
     scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
     SIDE: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr,
     KEPT: tl.constexpr, EVEN_M: tl.constexpr, WHOLE: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
@@ -486,7 +507,8 @@ def walk_rows(
     grads = window(grad, b, h)
     sums_of = window(sums, b, h)
     delta_of = window(delta, b, h)
-    for t in range(reach(count, m, SIDE, BLOCK_M, LISTED)):
+    since, until = reach(count, begin, end, SIDE, BLOCK_M, LISTED)
+    for t in range(since, until):
         start = place(t, numbers, SIDE, BLOCK_M, LISTED)
         q = load_rows(queries, query, start, m, BLOCK_M, E, k.shape[1], EVEN_M)
         raw = tl.dot(k, tl.trans(q), input_precision=PRECISION)
@@ -508,8 +530,8 @@ def walk_rows(
 @triton.jit
 def columns(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
-    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
-    GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    MOVED_N: tl.constexpr, PLAIN: tl.constexpr, OPEN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr, SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a program's rows of keys and values, over all heads of queries that share them."""
@@ -530,23 +552,24 @@ def columns(
     k = load_rows(window(key, b, kind), key, start, n, BLOCK_N, E, SPAN_E, WHOLE)
     v = load_rows(window(value, b, kind), value, start, n, BLOCK_N, V, SPAN_V, WHOLE)
     state = (tl.zeros((BLOCK_N, SPAN_E), tl.float32), tl.zeros((BLOCK_N, SPAN_V), tl.float32))
+    begin, end = seen(first, m, BLOCK_N, -HIGH, -LOW)
     for g in range(GROUPS):
         head = kind * GROUPS + g
         if len(lists) > 2:
             count, numbers = listed(lists[2], lists[3], b, head, first // SIDE_N)
             state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, m, count, numbers,
                 scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, True, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
         if len(lists) > 0:
             count, numbers = listed(lists[0], lists[1], b, head, first // SIDE_N)
             state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, m, count, numbers,
                 scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
         else:
             state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, 0,
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, begin, end, 0, 0,
                 scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, False, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
     if d_key is not None:

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gyrator.templates.attention import listed, rows_of, scored, tiles_in_all, unit, window
+from gyrator.templates.attention import FAR, listed, rows_of, scored, seen, tiles_in_all, unit, window
 
 ONE_EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 """Of one number, which all threads of four warps have."""
@@ -51,18 +51,24 @@ def where_tile(t, some, partial, whole, SIDE: gl.constexpr, BLOCK: gl.constexpr,
             numbers, step, at = whole[0], whole[1], t - some
         return gl.load(numbers + at // steps * step) * SIDE + at % steps * BLOCK
     else:
-        return t * BLOCK
+        return (partial[0] + t) * BLOCK
 
 
 @gluon.jit
 def task(
-    pid, lists, sizes, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+    pid, lists, sizes, LOW: gl.constexpr, HIGH: gl.constexpr,
+    SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """Batch, head and first row of a program's tile; how many tiles of keys it has, how many of them come first, and
-    where the numbers of their blocks are, and of the whole ones."""
+    where the numbers of their blocks are, and of the whole ones; without lists the number of the first tile."""
     _batch, _heads, _m, n = sizes
     b, h, start = rows_of(pid, sizes, BLOCK_M)
-    tiles, some, partial, whole = gl.cdiv(n, BLOCK_N), gl.cdiv(n, BLOCK_N), (0, 0), (0, 0)
+    begin, end = seen(start, n, BLOCK_M, LOW, HIGH)
+    first = begin // BLOCK_N
+    tiles = gl.cdiv(end, BLOCK_N)
+    if LOW > -FAR or HIGH < FAR:
+        tiles = gl.maximum(tiles - first, 0)
+    some, partial, whole = tiles, (first, 0), (0, 0)
     if len(lists) > 0:
         number, partial = listed(lists[0], lists[1], b, h, start // SIDE_M)
         some = number * (SIDE_N // BLOCK_N)
@@ -77,7 +83,8 @@ def task(
 @gluon.jit
 def copy(
     query, key, value, lists, sizes, q, k, v, next_pid, bars, counters,
-    GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, PROGRAMS: gl.constexpr,
+    LOW: gl.constexpr, HIGH: gl.constexpr, GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
+    PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """Fill q, then k and v tile by tile as soon as both owners of rows are done with what is there; then say which
     tile of rows is next."""
@@ -91,7 +98,7 @@ def copy(
     _batch, _heads, m, n = sizes
     pid, turn, done = gl.program_id(0), 0, 0
     while pid < everything:
-        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, SIDE_M, SIDE_N, 2 * HALF, BLOCK_N)
+        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, LOW, HIGH, SIDE_M, SIDE_N, 2 * HALF, BLOCK_N)
         queries = matrix(query, b, h, m, q)
         keys, values = matrix(key, b, h // GROUPS, n, k), matrix(value, b, h // GROUPS, n, v)
         for c in gl.static_range(2):
@@ -178,7 +185,8 @@ def step(
 @gluon.jit
 def own(
     queries, k, v, next_pid, bars, lists, sizes, results, scale, score, keep, reads,
-    EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, V: gl.constexpr,
+    EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
+    V: gl.constexpr,
     SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """The results of half ``C`` of the rows of each tile."""
@@ -196,7 +204,7 @@ def own(
     _batch, _heads, m, n = sizes
     pid, turn, done = gl.program_id(0), 0, 0
     while pid < everything:
-        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, SIDE_M, SIDE_N, 2 * ROWS, COLUMNS)
+        b, h, start, tiles, some, partial, whole = task(pid, lists, sizes, LOW, HIGH, SIDE_M, SIDE_N, 2 * ROWS, COLUMNS)
         i = start + C * ROWS + gl.arange(0, ROWS, ROW)
         top = gl.full((ROWS,), float("-inf"), gl.float32, ROW)
         total = gl.full((ROWS,), 0.0, gl.float32, ROW)
@@ -265,8 +273,8 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @gluon.jit
 def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: gl.constexpr, EVEN_N: gl.constexpr,
-    MOVED_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, E: gl.constexpr, V: gl.constexpr,
-    GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
+    MOVED_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
+    E: gl.constexpr, V: gl.constexpr, GROUPS: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ALLOW_TF32: gl.constexpr, PROGRAMS: gl.constexpr, counters,
 ):  # fmt: skip
     """As `attention.forward`, for widths that are powers of two, rows of whole 16 bytes, and elements of 16 bits."""
@@ -287,14 +295,15 @@ def forward(
         [
             (own, (
                 q, k, v, next_pid, bars, lists, sizes, results, scale, gl.constexpr(score), gl.constexpr(keep), reads,
-                EVEN_N, PLAIN, OPEN, V, SIDE_M, SIDE_N, 0,
+                EVEN_N, PLAIN, OPEN, LOW, HIGH, V, SIDE_M, SIDE_N, 0,
             )),
             (own, (
                 q, k, v, next_pid, bars, lists, sizes, results, scale, gl.constexpr(score), gl.constexpr(keep), reads,
-                EVEN_N, PLAIN, OPEN, V, SIDE_M, SIDE_N, 1,
+                EVEN_N, PLAIN, OPEN, LOW, HIGH, V, SIDE_M, SIDE_N, 1,
             )),
             (copy, (
-                query, key, value, lists, sizes, q, k, v, next_pid, bars, counters, GROUPS, SIDE_M, SIDE_N, PROGRAMS,
+                query, key, value, lists, sizes, q, k, v, next_pid, bars, counters, LOW, HIGH, GROUPS, SIDE_M, SIDE_N,
+                PROGRAMS,
             )),
         ],
         [4, 4],

@@ -60,7 +60,7 @@ def folder(path: Path, **more: Any) -> Path:
         "sizes": [2],
         "checked": [0, 2],
         "variants": [variant("a.cubin", 256), variant("b.cubin", 1024)],
-        "unaligned": {"constants": {"XBLOCK": 256}},
+        "unaligned": {"constants": {"XBLOCK": 256}, "aligned": [1]},
         "choice": "k",
         "place": None,
     }
@@ -222,7 +222,7 @@ def test_what_cannot_be_timed_now_is_not_recorded(
     assert list(store.newest(5)) == []
 
 
-def test_unaligned_arguments_build_a_kernel_that_relies_on_nothing(library: Library, tmp_path: Path) -> None:
+def test_unaligned_arguments_build_a_kernel_that_relies_on_the_others(library: Library, tmp_path: Path) -> None:
     driver, built = Driver(library), []
 
     def rebuild(request: Mapping[str, Any]) -> Built:
@@ -235,7 +235,8 @@ def test_unaligned_arguments_build_a_kernel_that_relies_on_nothing(library: Libr
     for size in (17, 33):
         launch(7, SUM, SUM, size)
     launch(7, SUM, SUM, 16)
-    assert len(built) == 1 and driver.loaded == ["c", "a"]
+    launch(7, SUM + 4, SUM, 16)
+    assert [request["aligned"] for request in built] == [[0, 1], [1]] and driver.loaded == ["c", "a", "c"]
 
 
 def test_a_kernel_that_cannot_be_rebuilt_says_why(library: Library, tmp_path: Path) -> None:

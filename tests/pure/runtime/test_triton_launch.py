@@ -134,27 +134,26 @@ def test_a_refused_launch_names_the_kernel_and_the_status() -> None:
         launcher(Library("Q", status=700), ["*fp32"])(0, 16)
 
 
-def test_unaligned_arguments_take_the_kernel_that_relies_on_nothing() -> None:
+def test_unaligned_arguments_take_a_kernel_that_relies_on_those_addresses_that_are_or_on_nothing() -> None:
     calls: list[str] = []
 
     def note(name: str) -> Launch:
         return lambda stream, *args: calls.append(name)
 
-    def otherwise() -> Launch:
+    def otherwise(addresses: bool) -> Launch:
         calls.append("build")
-        return note("any")
+        return note("addresses" if addresses else "nothing")
 
-    launch = guarded([note("aligned")], (0, 2), otherwise)
-    launch(0, 32, 33, 64)
-    launch(0, 32, 33, 68)
-    launch(0, 36, 33, 64)
-    assert calls == ["aligned", "build", "any", "any"]
+    launch = guarded([note("aligned")], (0,), (2,), otherwise)
+    for arguments in ((32, 33, 64), (32, 33, 68), (32, 33, 70), (36, 33, 64), (36, 33, 65)):
+        launch(0, *arguments)
+    assert calls == ["aligned", "build", "addresses", "addresses", "build", "nothing", "nothing"]
 
 
 def test_a_launch_may_be_exchanged_for_another() -> None:
     calls: list[str] = []
     current: list[Launch] = [lambda stream, *args: calls.append("first")]
-    launch = guarded(current, (), lambda: current[0])
+    launch = guarded(current, (), (), lambda _: current[0])
     launch(0, 33)
     current[0] = lambda stream, *args: calls.append("second")
     launch(0, 33)

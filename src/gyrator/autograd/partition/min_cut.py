@@ -18,7 +18,8 @@ from networkx.algorithms.flow import boykov_kolmogorov
 from torch import Tensor
 from torch.fx import Node
 
-from gyrator.autograd.builder import ancestors
+from gyrator.autograd.builder import ancestors, flatten
+from gyrator.autograd.fused_attention import fused_attention
 from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunction, is_number, save_all
 from gyrator.autograd.partition.recompute import Cost, cost, fusible, is_copyless, readers, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
@@ -180,7 +181,13 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     """Whether backward hands the value, or a view of it, to an operator that reads it from memory."""
     needed = (user for user in readers(node) if user in joint.needed)
     backward = (user for user in needed if user in joint.backward_nodes or user.meta.get("backward"))
-    return any(cost(user) in (Cost.HEAVY, Cost.RANDOM) for user in backward)
+    return any(cost(user) in (Cost.HEAVY, Cost.RANDOM) and not _computes(user, node) for user in backward)
+
+
+def _computes(user: Node, node: Node) -> bool:
+    """Whether an operator may compute a value where it reads it: attention what it reads of each score."""
+    operands = [x for x in flatten(user.args[2:4]) if isinstance(x, Node)]
+    return user.target is fused_attention and all(_through_views(x) is not node for x in operands)
 
 
 def _price(node: Node, joint: JointGraph) -> float:

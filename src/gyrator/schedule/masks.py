@@ -1,0 +1,73 @@
+"""What attention reads of each score, computed where it is read instead of stored; and which scores it can keep.
+
+mask[b, 0, i, j] = j <= i & pad[b, j] != 0                               stored, and read by every head
+keep(b, h, i, j) = mask[b, 0, i, j]    →    keep(b, h, i, j) = j <= i & pad[b, j] != 0        j - i ≤ 0"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value, rewrite
+from gyrator.ir.index import ONE, Axis, Index, dot
+from gyrator.ir.ops import OPS
+from gyrator.ir.program import Nest, Pointwise, Program, View, bodies
+from gyrator.ir.simplify import Rule
+from gyrator.schedule.group import Group
+from gyrator.schedule.products import Unit, defines_of, uses_of
+from gyrator.schedule.prologue import DEAR, coordinates, may_compute
+
+FAR = 1 << 30
+"""How far from its row a key is that no bound leaves out."""
+
+
+def makers(program: Program) -> Mapping[Value, Nest]:
+    """The nests that make values element by element."""
+    nests = [node for node in program.nodes if isinstance(node, Nest) and isinstance(node.root, Pointwise)]
+    return {nest.out[0]: nest for nest in nests if nest.out[0] is not None}
+
+
+def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value, Nest], rule: Rule) -> Expr:
+    """The element of a view at its place in memory, or as the nest that makes it computes it: cheaply, and from less
+    than an element for each row and column."""
+    nest = made.get(view.value)
+    if nest is None or not may_compute(view, nest) or not _is_cheap(nest):
+        return Load(view.value, (dot(at, view.strides) + view.offset,))
+
+    def flat(e: Expr) -> Expr | None:
+        return Load(e.value, (e.value.position(e.index),)) if isinstance(e, Load) else rule(e)
+
+    return rewrite(bodies(nest.root)[0], flat, dict(zip(nest.axes, coordinates(view, at), strict=True)))
+
+
+def _is_cheap(nest: Nest) -> bool:
+    (body,) = bodies(nest.root)
+    sides = {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
+    whole = any(load.mask is not None or sides <= load.axes() for load in body.loads())
+    return not whole and all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
+
+
+def live(units: Collection[Unit], shown: Collection[Value]) -> tuple[Unit, ...]:
+    """The units but for groups that make what nobody reads any more."""
+    kept, read = list[Unit](), {*shown}
+    for unit in reversed([*units]):
+        if not isinstance(unit, Group) or any(value in read for value in defines_of(unit)):
+            kept.append(unit)
+            read |= uses_of(unit)
+    return tuple(reversed(kept))
+
+
+def band(keep: Expr, row: Axis, column: Axis) -> tuple[int, int]:
+    """Bounds, included, of ``column - row`` of the scores that ``keep`` keeps: (-FAR, FAR) where nothing is said."""
+    low, high = -FAR, FAR
+    match keep:
+        case Op("logical_and" | "bitwise_and", (a, b)) if keep.dtype == torch.bool:
+            (low, high), (floor, top) = (band(e, row, column) for e in (a, b))
+            return max(low, floor), min(high, top)
+        case Op("le" | "lt" | "ge" | "gt" as name, (IndexValue(a), IndexValue(b))):
+            less, more = (a, b) if name in ("le", "lt") else (b, a)
+            ahead = less - more + (name in ("lt", "gt"))  # at most 0
+            for sign in (1, -1):
+                rest = ahead - (column.index() - row.index()) * sign
+                if rest.value is not None and abs(rest.value) < FAR:
+                    return (low, -rest.value) if sign == 1 else (rest.value, high)
+    return low, high
