@@ -34,7 +34,7 @@ def simplifier(*, exact_rounding: bool) -> Rule:
             case Op(name, (IndexValue() | Const(int()) as a, IndexValue() | Const(int()) as b)) if (
                 a.dtype == b.dtype == torch.int64
             ):
-                return _on_indices(name, _index(a), _index(b))
+                return _on_indices(name, index_of(a), index_of(b))
             case Op("abs", (IndexValue(index),)):
                 return IndexValue(maximum(index, -index))
             case Op("neg", (IndexValue(index),)):
@@ -116,7 +116,8 @@ def _folded(op: Op) -> Const | None:
     return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
 
 
-def _index(expr: IndexValue | Const) -> Index:
+def index_of(expr: IndexValue | Const) -> Index:
+    """The index that an expression of integers is."""
     return expr.index if isinstance(expr, IndexValue) else const(int(expr.value))
 
 

@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value, rewrite
-from gyrator.ir.index import ONE, Axis, Index, dot
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value, rewrite
+from gyrator.ir.index import ONE, Axis, Index, Max, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, View, bodies
-from gyrator.ir.simplify import Rule
+from gyrator.ir.simplify import Rule, index_of
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Unit, defines_of, uses_of
 from gyrator.schedule.prologue import DEAR, coordinates, may_compute
 
+_COMPARED = ("le", "lt", "ge", "gt")
 FAR = 1 << 30
 """How far from its row a key is that no bound leaves out."""
 
@@ -58,16 +59,20 @@ def live(units: Collection[Unit], shown: Collection[Value]) -> tuple[Unit, ...]:
 
 def band(keep: Expr, row: Axis, column: Axis) -> tuple[int, int]:
     """Bounds, included, of ``column - row`` of the scores that ``keep`` keeps: (-FAR, FAR) where nothing is said."""
-    low, high = -FAR, FAR
+    low, high, distance = -FAR, FAR, column.index() - row.index()
     match keep:
         case Op("logical_and" | "bitwise_and", (a, b)) if keep.dtype == torch.bool:
             (low, high), (floor, top) = (band(e, row, column) for e in (a, b))
             return max(low, floor), min(high, top)
-        case Op("le" | "lt" | "ge" | "gt" as name, (IndexValue(a), IndexValue(b))):
-            less, more = (a, b) if name in ("le", "lt") else (b, a)
-            ahead = less - more + (name in ("lt", "gt"))  # at most 0
-            for sign in (1, -1):
-                rest = ahead - (column.index() - row.index()) * sign
-                if rest.value is not None and abs(rest.value) < FAR:
-                    return (low, -rest.value) if sign == 1 else (rest.value, high)
+        case Op(name, (IndexValue() | Const(int()) as a, IndexValue() | Const(int()) as b)) if name in _COMPARED:
+            less, more = map(index_of, (a, b) if name[0] == "l" else (b, a))
+            sides: tuple[Index, ...] = (less,)
+            match less.terms:
+                case (((Max() as larger,), 1),):  # as |j - i| is
+                    sides = larger.a, larger.b
+            for ahead in (side - more + (name[1] == "t") for side in sides):  # at most 0
+                if (rest := (ahead - distance).value) is not None:
+                    high = min(high, -rest)
+                if (rest := (ahead + distance).value) is not None:
+                    low = max(low, rest)
     return low, high
