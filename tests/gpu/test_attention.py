@@ -153,7 +153,7 @@ def test_sizes_that_change() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
-@pytest.mark.parametrize("kind", ["none", "causal", "padding", "pairs", "bias"])
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "pairs", "bias", "before", "near"])
 @pytest.mark.parametrize(
     ("rows", "keys", "width"),
     [
@@ -171,10 +171,13 @@ def test_few_or_masked_keys_are_as_exact_as_the_librarys(
     rows: int, keys: int, width: int, kind: str, gradients: bool
 ) -> None:
     def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        if kind in ("before", "near") and mask is not None:  # the program makes the mask
+            i, j = torch.arange(rows, device="cuda")[:, None], torch.arange(keys, device="cuda")
+            mask = mask & ((j <= i) if kind == "before" else ((i - j).abs() <= 40))
         return scaled_dot_product_attention(query, key, value, mask, is_causal=kind == "causal", enable_gqa=True)
 
     mask = made((1, 8, rows, keys), BF16) if kind == "bias" else None
-    if kind == "padding":
+    if kind in ("padding", "before", "near"):
         mask = (torch.arange(keys, device="cuda") < torch.tensor([[1], [keys], [9]], device="cuda"))[:, None, None]
     if kind == "pairs":
         mask = made((3, 1, rows, keys), BF16) > 0
