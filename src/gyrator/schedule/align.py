@@ -129,8 +129,6 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     rsub: dict[Atom, Index] = splits_for_divisions(right)
     pairs: dict[Atom, Index] = {}
     for a, b, extent in zip(left, right, extents, strict=True):
-        if a is b and a is ZERO:
-            continue
         b = substitute(b, rsub)
         digits_l, digits_r = radix(a, extent), radix(b, extent)
         if digits_l is None and digits_r is None:  # a part of it, or uneven parts of which the last ends early
@@ -175,9 +173,7 @@ def _lowest(digits: list[Axis], extent: Index, splits: dict[Atom, Index]) -> Axi
 
 
 def axes_of(index: Index) -> list[Axis]:
-    """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
-    if isinstance(index.atom, Axis):
-        return [index.atom]
+    """The axes of a mixed-radix index, outermost first."""
     digits = radix(index)
     assert digits is not None, index
     return digits[::-1]
