@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache, reduce
+from itertools import accumulate
 from math import gcd, prod
 from operator import floordiv, is_, mod, mul
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -642,13 +643,8 @@ def _evaluate_atom(atom: Atom, env: Mapping[Any, Any]) -> int:
 
 def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
     """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; as in torch a size of 0 counts as 1."""
-    strides: list[Index] = []
-    step = ONE
-    for extent in reversed(shape):
-        strides.append(step)
-        if extent.value is None or extent.value > 1:
-            step = step * extent
-    return tuple(reversed(strides))
+    counts = [ONE if extent is ZERO else extent for extent in reversed(shape[1:])]
+    return tuple([*accumulate(counts, mul, initial=ONE)][: len(shape)])[::-1]
 
 
 @lru_cache(maxsize=1 << 14)
