@@ -28,9 +28,8 @@ Dims = int | Sequence[int] | None
 
 def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
     """The dimensions to reduce; none named means all."""
-    if dims is None or (not isinstance(dims, int) and not dims):
-        return frozenset(range(rank))
-    return frozenset(dimension(d, rank) for d in ([dims] if isinstance(dims, int) else dims)) & frozenset(range(rank))
+    named = [dims] if isinstance(dims, int) else dims or range(rank)
+    return frozenset(dimension(d, rank) for d in named) & frozenset(range(rank))
 
 
 def reduce_several(
@@ -191,10 +190,7 @@ def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef
     return b.narrowed(best, values), where
 
 
-def _sort(
-    b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int = -1, descending: bool = False, *,
-    stable: bool | None = None,
-) -> Any:  # fmt: skip
+def _sort(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int = -1, descending: bool = False, **_: Any) -> Any:
     """Rows of a GPU that a warp keeps in its registers, of at most 32 bits; longer ones are the library's."""
     d, fits = dimension(dim, x.rank), x.dtype.itemsize <= 4 and x.dtype != torch.bool
     length = x.shape[d].value if x.rank and fits and out[0].device.type == "cuda" else None
