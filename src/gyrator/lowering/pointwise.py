@@ -156,10 +156,6 @@ def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.full(out, False)
 
 
-def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
-    return b.copy(x, out)
-
-
 def _copy(b: Builder, out: Meta, into: TensorRef, x: Operand, *_: Any) -> Any:
     """The functional form of ``into.copy_(x)``."""
     if isinstance(x, TensorRef) and x.device != out.device:
@@ -172,6 +168,7 @@ _PLAIN = (
     " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg floor ceil trunc round abs sign bitwise_not"
     " logical_and logical_or logical_xor logical_not maximum minimum fmax fmin"
 )
+_COPIES = (aten.clone.default, aten.lift_fresh_copy.default, ops.restride, prims.convert_element_type.default)
 _BITS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
 _BY_MODE: Mapping[str | None, str] = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}
 
@@ -199,9 +196,8 @@ LOWERINGS: Family = {
     aten.nextafter.default: _nextafter,
     aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
     aten.angle.default: _angle,
-    **rows(_clone, "clone lift_fresh_copy"),
     **rows(partial(_elementwise, "neg"), "_neg_view"),
-    **dict.fromkeys((ops.restride, prims.convert_element_type.default), _clone),
+    **dict.fromkeys(_COPIES, lambda b, out, x, *_, **__: b.copy(x, out)),
     aten.copy.default: _copy,
     prims.add.default: partial(_sum, "add"),
     prims.where.default: _where,
