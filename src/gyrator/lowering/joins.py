@@ -55,9 +55,7 @@ def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: O
     """Pairs of (before, after) from the last dimension on; negative ones cut off."""
     if ZERO in x.shape:
         return b.full(out, value)
-    before = [ZERO] * x.rank
-    for k in range(len(pad) // 2):
-        before[x.rank - 1 - k] = before[x.rank - 1 - k] + pad[2 * k]
+    before = [*[ZERO] * (x.rank - len(pad) // 2), *map(as_index, reversed(pad[::2]))]
 
     def body(at: Coords) -> Expr:
         inner = tuple([i - s for i, s in zip(at, before, strict=True)])
