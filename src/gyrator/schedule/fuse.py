@@ -35,16 +35,11 @@ class Decision:
     verdict: Refused | None
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """The program's nodes as groups and externs, in an order that respects data flow, and every decision made."""
-
-    steps: tuple[Group | Extern, ...]
-    decisions: tuple[Decision, ...]
-
-
-def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | None = None) -> Fused:
-    """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
+def fuse(
+    program: Program, most: int, slower: Slower | None = None, gpu: Gpu | None = None
+) -> tuple[tuple[Group | Extern, ...], tuple[Decision, ...]]:
+    """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness: the program's nodes as
+    groups and externs, in an order that respects data flow, and every decision made.
 
     Candidates are a producer with a reader of its result, two readers of one value, and on a GPU reductions of two
     results of one group that have one shape, as last steps of sums: they save a launch. A join is legal
@@ -63,7 +58,7 @@ def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | N
             decisions[p, q, value] = replace(decision, verdict=None)
     for (p, value), (q, other) in state.reductions_alike():
         state.attempt(p, q, value, other)
-    return Fused(tuple(state.steps()), tuple(decisions.values()))
+    return tuple(state.steps()), tuple(decisions.values())
 
 
 def _candidates(program: Program) -> list[tuple[int, int, Value]]:

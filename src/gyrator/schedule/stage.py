@@ -119,9 +119,9 @@ def schedule(
     session.counters.add(Count.NESTS_BEFORE_FUSION, sum(isinstance(node, Nest) for node in program.nodes))
     program = run_passes(program, program_passes(rule, session, gpu), session, text=program_text)
     with session.stage("fuse"):
-        fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
+        steps, decisions = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
-        units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
+        units, packings = choose_products(steps, program, ask, config, gpu, cpu)
         packed = (Constant(p.value, p.value.name) for p in packings)
         program = replace(program, constants=(*program.constants, *packed))
         ways = partial(_ways, config=config, gpu=gpu, cpu=cpu)
@@ -144,4 +144,4 @@ def schedule(
                 check_kernel(kernel)
             check_plan(plan)
     session.counters.add(Count.NESTS_AFTER_FUSION, sum(not isinstance(unit, Extern) for unit in units))
-    return Scheduled(plan, program, units, fused.decisions, packings)
+    return Scheduled(plan, program, units, decisions, packings)

@@ -60,7 +60,7 @@ def program_of(function: object, *inputs: torch.Tensor) -> Program:
 
 def units_of(program: Program, most: int) -> tuple[Unit, ...]:
     """The program's nests in kernels of at most so many, and its calls."""
-    return fuse(program, most).steps
+    return fuse(program, most)[0]
 
 
 @contextmanager
