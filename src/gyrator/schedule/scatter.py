@@ -86,8 +86,6 @@ def _written_in_place(program: Program) -> set[Value]:
     nests = [node for node in program.nodes if isinstance(node, Nest)]
     roots = [(n, n.root) for n in nests if isinstance(n.root, Scatter)]
     into = {v: r.into for n, r in roots if iterations(n.axes) * 2 <= volume(r.into.shape) for v in defines(n)}
-    if not into:
-        return set()
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
     maker = {v: node for node in program.nodes for v in defines(node)}
     targets = {u.value.value: u.target for u in program.updates if u.value.is_full}
