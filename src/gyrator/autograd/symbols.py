@@ -73,8 +73,6 @@ class SymbolTable:
     def node_of(self, value: Scalar) -> Node | int | float | bool:
         """The node that computes `value`; a plain number where the expression is constant."""
         expr = value.node.expr
-        if isinstance(expr, (sympy.Number, sympy.logic.boolalg.BooleanAtom)):
-            return torch_compat.plain_number(expr)
         if expr not in self._nodes:
             known = {symbol.name: self.find(symbol) for symbol in expr.free_symbols}
             if None in known.values():
