@@ -280,7 +280,6 @@ def _filters_gradient(
     The sums of a row of a filter are siblings, which read together. Refuses filters for which the library is faster,
     one for a channel, in 16 bits up to 7 x 7, else 3 x 3, if channels are neighbours."""
     (kernel, several), rank = _kernel(x, w, g.shape[1], groups), x.rank - 2
-    stride, padding, dilation = [_widened(given, rank) for given in (stride, padding, dilation)]
     small = several == 1 and prod(kernel) < (IN_LIBRARY.stop if x.dtype.itemsize == 2 else 10)
     if not kernel or (small and x.value.strides[1:2] == (ONE,)) or transposed or list(mask) != [False, True, False]:
         return NotImplemented
