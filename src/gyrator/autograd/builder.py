@@ -84,8 +84,7 @@ class GraphBuilder:
 
     def restrided(self, node: Node, wanted: Tensor) -> Node:
         """A value copied into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
-        with self.fake_mode:
-            stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
+        stated = wanted.new_empty_strided(wanted.shape, wanted.stride())
         return self.append(ops.restride, (node, tuple(map(self.number, wanted.stride()))), {}, stated)
 
     def number(self, value: Any) -> Any:

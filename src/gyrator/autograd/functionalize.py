@@ -109,9 +109,7 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
     """`value` with the sizes of `old`, which a fake kernel may state otherwise: as 2 * (s // 2) instead of s."""
     wanted, given = old.meta["val"], value.meta["val"]
     if given is not wanted and [*map(expression, given.shape)] != [*map(expression, wanted.shape)]:
-        with build.fake_mode:
-            stated = torch.empty_strided(wanted.shape, given.stride(), dtype=given.dtype, device=given.device)
-        value.meta["val"] = build.metadata(stated)
+        value.meta["val"] = build.metadata(given.new_empty_strided(wanted.shape, given.stride()))
     return value
 
 
