@@ -140,8 +140,7 @@ def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
     clone = graph.call_function(aten.clone.default, (node,))
     clone.meta = dict(node.meta)
     if dense:
-        with node.meta["val"].fake_mode:
-            clone.meta["val"] = aten.clone.default(node.meta["val"])
+        clone.meta["val"] = aten.clone.default(node.meta["val"])
     return clone
 
 
