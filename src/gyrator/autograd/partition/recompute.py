@@ -38,9 +38,8 @@ _POINTWISE = frozenset(
     "clone copy where full full_like zeros ones zeros_like ones_like empty empty_like new_zeros new_full "
     "scalar_tensor arange iota fill constant_pad_nd cat index gather _unsafe_index embedding select_scatter "
     "slice_scatter triu tril repeat flip lift_fresh_copy convert_element_type restride masked_fill empty_strided "
-    "eye index_select _to_copy".split()
+    "eye index_select _to_copy rand randn".split()  # the last two of a seed: ATen's draws are random
 )
-_SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
 _OF_NUMBERS = frozenset({"_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"})
 """Modules whose functions compute sizes and other numbers."""
 
@@ -52,8 +51,6 @@ def _cost_of(target: Any) -> Cost:
     if not isinstance(target, OpOverload):
         return Cost.NUMBER if getattr(target, "__module__", None) in _OF_NUMBERS else Cost.HEAVY
     name = target._schema.name
-    if name in _SEEDED:
-        return Cost.POINTWISE
     if torch.Tag.nondeterministic_seeded in target.tags:
         return Cost.RANDOM
     if behaviour(target).effect is Effect.VIEW:
