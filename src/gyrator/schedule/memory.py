@@ -213,9 +213,7 @@ class _Planner:
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         for old in dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads):
-            if old in self._kept or old in self._home or old in placed.values():
-                continue
-            if not self._dies(old, here.position):
+            if old in self._kept or old in self._home or old in placed.values() or not self._dies(old, here.position):
                 continue
             if old not in here.made and _same_places(old, value) and _elementwise(here, member, old, value):
                 return old
