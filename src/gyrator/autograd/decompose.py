@@ -149,8 +149,7 @@ class _Pass:
             if call.op == "call_function":
                 args, kwargs = map_aggregate(call.args, filled), map_aggregate(call.kwargs, filled)
                 pasted = values[call] = torch_compat.append_node(graph, "call_function", call.target, args, kwargs)
-                pasted.meta.update(meta)
-                pasted.meta["val"] = call.meta["val"]
+                pasted.meta.update(meta, val=call.meta["val"])
         return map_aggregate(template.output_node().args[0], filled)
 
 
