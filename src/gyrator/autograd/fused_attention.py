@@ -30,7 +30,8 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator import torch_compat
-from gyrator.autograd.partition.recompute import Cost, cost, size_hint
+from gyrator.autograd.builder import ancestors
+from gyrator.autograd.partition.recompute import Cost, cost, size_hint, tensor_bytes
 from gyrator.autograd.recorder import Recorder
 
 DEVICES, WIDEST, NO_BLOCKS = ("cuda", "cpu"), 256, 1 << 30
@@ -101,18 +102,10 @@ def by_template(recorder: Recorder, given: Mapping[str, Any], shared: Mapping[st
 def _is_made(last: Node, mask: Tensor) -> bool:
     """Whether the graph makes a mask, by its ``last`` node, element by element of far fewer numbers: they are read
     instead, and what keys a row cannot see by its number is left out."""
-    few = prod(size_hint(n) for n, step in zip(mask.shape, mask.stride(), strict=True) if not guard_or_false(step == 0))
-    pending, seen = [last], set[Node]()
-    while pending:
-        node = pending.pop()
-        value = node.meta.get("val")
-        if node in seen or not isinstance(value, Tensor) or prod(map(size_hint, value.shape)) * FEWER <= few:
-            continue
-        if node.op != "call_function" or cost(node) not in (Cost.VIEW, Cost.POINTWISE):
-            return False
-        seen.add(node)
-        pending += node.all_input_nodes
-    return bool(seen)
+    repeated = (guard_or_false(step == 0) for step in mask.stride())
+    stored = prod(size_hint(n) for n, again in zip(mask.shape, repeated, strict=True) if not again) * mask.itemsize
+    large = [node for node in ancestors([last]) if tensor_bytes(node.meta.get("val")) * FEWER > stored]
+    return all(node.op == "call_function" and cost(node) in (Cost.VIEW, Cost.POINTWISE) for node in large)
 
 
 def _is_possible(operands: Sequence[Tensor], mask: Tensor | None, *, made: bool) -> bool:

@@ -5,7 +5,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,13 +113,7 @@ class GpuKernels:
             current[0](stream, *args)
 
         current.append(first)
-        sizes = {*about["checked"]}.intersection(about["sizes"])
-        addresses = [at for at in about["checked"] if at not in sizes]
-
-        def unaligned(at_addresses: bool) -> Launch:
-            return self._unaligned(about, programs, addresses if at_addresses else [])
-
-        return guarded(current, addresses, [*sizes], unaligned)
+        return guarded(current, about["checked"], about["sizes"], partial(self._unaligned, about, programs))
 
     def _chosen(
         self, about: Mapping[str, Any], programs: Sized, updated: Mapping[int, Sized], stream: int, args: Sequence[int]
@@ -204,7 +198,7 @@ class GpuKernels:
             self.tuned(name, told, new)
 
     def _unaligned(self, about: Mapping[str, Any], programs: Sized, addresses: Sequence[int]) -> Launch:
-        """The launch for arguments that are not multiples of 16, but for those at ``addresses``."""
+        """The launch for arguments that are not multiples of 16, but for these ``addresses``."""
         if self.rebuild is None:
             raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
         request = {**about["unaligned"], "aligned": sorted({*about["unaligned"]["aligned"], *addresses})}

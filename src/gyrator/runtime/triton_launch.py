@@ -118,20 +118,21 @@ def bind(
 
 
 def guarded(
-    current: list[Launch], addresses: Sequence[int], sizes: Sequence[int], otherwise: Callable[[bool], Launch]
+    current: list[Launch], checked: Sequence[int], sizes: Sequence[int], otherwise: Callable[[tuple[int, ...]], Launch]
 ) -> Launch:
     """A function that calls the one launch in `current`, which may be exchanged.
 
-    Its kernel relies on arguments that are multiples of 16: those at `addresses` and `sizes`. Where one is not, the
-    kernel that `otherwise` makes at the first need runs: which still relies on the addresses, or on none of them."""
-    places, unaligned = (*addresses, *sizes), cache(otherwise)
+    Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel that
+    `otherwise` makes at the first need runs: it relies on those of them that are no `sizes`, or on none."""
+    places, unaligned = tuple(checked), cache(otherwise)
+    addresses = tuple([at for at in checked if at not in sizes])
 
     def launch(stream: int, *args: int) -> None:
         bits = 0
         for at in places:
             bits |= args[at]
         if bits & (ALIGNMENT - 1):
-            unaligned(all(args[at] % ALIGNMENT == 0 for at in addresses))(stream, *args)
+            unaligned(addresses if all(args[at] % ALIGNMENT == 0 for at in addresses) else ())(stream, *args)
         else:
             current[0](stream, *args)
 

@@ -48,7 +48,7 @@ Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
 """The template for a call and its configurations, the likely best first; none where the call stays."""
 
 
-def attention_unit(call: Extern, rule: Rule, ways: Ways, made: Mapping[Value, Nest]) -> Unit:
+def attention_unit(call: Extern, rule: Rule, ways: Ways, made: Mapping[Value | None, Nest]) -> Unit:
     """A call of attention as a kernel, which computes what it reads of scores as ``made``; any other call as it is.
 
     A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
@@ -62,7 +62,7 @@ def attention_unit(call: Extern, rule: Rule, ways: Ways, made: Mapping[Value, Ne
     return Templated(call, template, configs, attend=replace(attend, template=template))
 
 
-def _written(call: Extern, rule: Rule, made: Mapping[Value, Nest]) -> Attend | None:
+def _written(call: Extern, rule: Rule, made: Mapping[Value | None, Nest]) -> Attend | None:
     """What a call of flex_attention means."""
     args: Sequence[Any] = call.args
     template, tensors, lists, sides, scale, *reads = args
@@ -126,7 +126,7 @@ def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
 
 
 def _function(
-    program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule, made: Mapping[Value, Nest]
+    program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule, made: Mapping[Value | None, Nest]
 ) -> Expr | None:
     """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
     count = len(program.inputs) - len(reads)

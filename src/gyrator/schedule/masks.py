@@ -3,17 +3,15 @@
 mask[b, 0, i, j] = j <= i & pad[b, j] != 0                               stored, and read by every head
 keep(b, h, i, j) = mask[b, 0, i, j]    →    keep(b, h, i, j) = j <= i & pad[b, j] != 0        j - i ≤ 0"""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value, rewrite
 from gyrator.ir.index import ONE, Axis, Index, Max, dot
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, Program, View, bodies
+from gyrator.ir.program import Nest, Pointwise, View, bodies
 from gyrator.ir.simplify import Rule, index_of
-from gyrator.schedule.group import Group
-from gyrator.schedule.products import Unit, defines_of, uses_of
 from gyrator.schedule.prologue import DEAR, coordinates, may_compute
 
 _COMPARED = ("le", "lt", "ge", "gt")
@@ -21,17 +19,11 @@ FAR = 1 << 30
 """How far from its row a key is that no bound leaves out."""
 
 
-def makers(program: Program) -> Mapping[Value, Nest]:
-    """The nests that make values element by element."""
-    nests = [node for node in program.nodes if isinstance(node, Nest) and isinstance(node.root, Pointwise)]
-    return {nest.out[0]: nest for nest in nests if nest.out[0] is not None}
-
-
-def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value, Nest], rule: Rule) -> Expr:
+def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Nest], rule: Rule) -> Expr:
     """The element of a view at its place in memory, or as the nest that makes it computes it: cheaply, and from less
     than an element for each row and column."""
     nest = made.get(view.value)
-    if nest is None or not may_compute(view, nest) or not _is_cheap(nest):
+    if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest) or not _is_cheap(nest):
         return Load(view.value, (dot(at, view.strides) + view.offset,))
 
     def flat(e: Expr) -> Expr | None:
@@ -45,16 +37,6 @@ def _is_cheap(nest: Nest) -> bool:
     sides = {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
     whole = any(load.mask is not None or sides <= load.axes() for load in body.loads())
     return not whole and all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
-
-
-def live(units: Collection[Unit], shown: Collection[Value]) -> tuple[Unit, ...]:
-    """The units but for groups that make what nobody reads any more."""
-    kept, read = list[Unit](), {*shown}
-    for unit in reversed([*units]):
-        if not isinstance(unit, Group) or any(value in read for value in defines_of(unit)):
-            kept.append(unit)
-            read |= uses_of(unit)
-    return tuple(reversed(kept))
 
 
 def band(keep: Expr, row: Axis, column: Axis) -> tuple[int, int]:

@@ -105,6 +105,8 @@ class _Planner:
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
         outside = frozenset(v for v in made if not self._life.dies_at(v, position))
+        if not outside:  # what attention computes instead of reading it
+            return
         here = _Here(group, position, uses_of(unit), made, levels_of(group.members), whole_of(unit))
         placed: dict[Value, Value] = {}
         for member in group.members:

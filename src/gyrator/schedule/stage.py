@@ -5,7 +5,7 @@ from functools import partial
 
 from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.program import Constant, Extern, Nest, Program, shown_values
+from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.ir.tree import Attend
@@ -26,7 +26,6 @@ from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.inline import inline
 from gyrator.schedule.join import lay_parts
-from gyrator.schedule.masks import live, makers
 from gyrator.schedule.memory import order_products, plan_memory
 from gyrator.schedule.narrow import narrow_places
 from gyrator.schedule.overlay import overlay
@@ -125,9 +124,8 @@ def schedule(
         packed = (Constant(p.value, p.value.name) for p in packings)
         program = replace(program, constants=(*program.constants, *packed))
         ways = partial(_ways, config=config, gpu=gpu, cpu=cpu)
-        made = makers(program)
+        made = {node.out[0]: node for node in program.nodes if isinstance(node, Nest)}
         units = tuple(attention_unit(u, rule, ways, made) if isinstance(u, Extern) else u for u in units)
-        units = live(units, shown_values(program))
     with session.stage("kernels and memory"):
         units = order_products(units, program)
         overlays = overlays and config.inplace and gpu is None

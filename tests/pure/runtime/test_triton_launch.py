@@ -140,11 +140,11 @@ def test_unaligned_arguments_take_a_kernel_that_relies_on_those_addresses_that_a
     def note(name: str) -> Launch:
         return lambda stream, *args: calls.append(name)
 
-    def otherwise(addresses: bool) -> Launch:
+    def otherwise(addresses: tuple[int, ...]) -> Launch:
         calls.append("build")
         return note("addresses" if addresses else "nothing")
 
-    launch = guarded([note("aligned")], (0,), (2,), otherwise)
+    launch = guarded([note("aligned")], (0, 2), (1, 2), otherwise)
     for arguments in ((32, 33, 64), (32, 33, 68), (32, 33, 70), (36, 33, 64), (36, 33, 65)):
         launch(0, *arguments)
     assert calls == ["aligned", "build", "addresses", "addresses", "build", "nothing", "nothing"]
