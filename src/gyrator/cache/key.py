@@ -182,14 +182,14 @@ class _Writer:
         if isinstance(value, fx.Node):
             return f"%{numbers[value]}"
         if isinstance(value, (list, tuple)):
-            return f"[{', '.join(self.value(v, numbers) for v in value)}]"
+            kind = "list" * isinstance(value, list)  # x[[0, 1]] is not x[0, 1]
+            return f"{kind}[{', '.join(self.value(v, numbers) for v in value)}]"
         if isinstance(value, slice):
             return f"slice{self.value((value.start, value.stop, value.step), numbers)}"
         if isinstance(value, _SYMBOLIC):
             return self.number(value)
         if isinstance(value, dict):
-            items = ((repr(k), self.value(v, numbers)) for k, v in value.items())
-            return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
+            return "{" + ", ".join(f"{k!r}: {self.value(v, numbers)}" for k, v in value.items()) + "}"
         if isinstance(value, _PLAIN):
             return repr(value)
         raise _Uncacheable(f"an argument of type {type(value).__name__}")

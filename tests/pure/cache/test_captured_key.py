@@ -73,6 +73,13 @@ def test_lines_of_the_user_are_part_of_it() -> None:
     assert key_of(one, X) != key_of(other, X)
 
 
+def test_a_list_and_a_tuple_of_indices_are_told_apart() -> None:
+    def picked(x: torch.Tensor, index: Any) -> torch.Tensor:
+        return x[index]
+
+    assert key_of(picked, X, [0, 0]) != key_of(picked, X, (0, 0))
+
+
 def test_functions_that_are_not_torchs_have_none() -> None:
     graph = torch.fx.Graph()
     graph.output(graph.call_function(model, (graph.placeholder("x"),)))
