@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import gyrator
 from benchmarks.compile_time import bert
@@ -118,6 +119,20 @@ def test_a_graph_with_branches_runs_by_itself(
         (path,) = tmp_path.rglob(name)
         runpy.run_path(str(path), run_name="__main__")
         assert TIMED.search(capsys.readouterr().out), path
+
+
+def test_a_joint_graph_with_a_checkpoint_runs_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def region(x: Tensor) -> Tensor:
+        return checkpoint(torch.sin, x.exp(), use_reentrant=False) * 2
+
+    torch._dynamo.reset()
+    gyrator.compile(region, options={"dump": tmp_path, "cache": False})(torch.ones(4, requires_grad=True))
+    monkeypatch.setattr(standalone, "SECONDS", 0.01)
+    (path,) = tmp_path.rglob("*_joint.py")
+    runpy.run_path(str(path), run_name="__main__")
+    assert TIMED.search(capsys.readouterr().out)
 
 
 def test_a_dumped_graph_needs_nothing_of_the_process_that_wrote_it(dumped: Path) -> None:

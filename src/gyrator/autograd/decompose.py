@@ -28,7 +28,7 @@ from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
 
-INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
+INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "repeated", "region")  # torch.fx prints "recompute" as a policy of torch's
 
 
 def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
@@ -190,7 +190,7 @@ def merge_equal_calls(graph: Graph) -> None:
         filled = not node.all_input_nodes and getattr(node.meta.get("val"), "ndim", 1) > 0
         if node in shown or filled or not pure or fresh:
             continue
-        about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
+        about = [node.meta.get(key) for key in ("backward", "region", "repeated")]
         known = first.setdefault(repr((op, node.args, node.kwargs, about)), node)  # 1, 1.0 and True differ
         if known is not node:
             node.replace_all_uses_with(known)

@@ -224,7 +224,7 @@ class _Runner(Interpreter):
 
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
         """A region that backward computes again; where a policy decides, it is asked for each operator."""
-        region = {**self._region, "region": next(self._regions), "recompute": True}
+        region = {**self._region, "region": next(self._regions), "repeated": True}
         outer, self._recorder.policy = self._recorder.policy, torch_compat.checkpoint_policy(body)
         value = self._inline(body, args, region)
         self._recorder.policy = outer

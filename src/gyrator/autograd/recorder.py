@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
             return self._number(func, args, kwargs, out) if type(out) in SYMBOLIC_TYPES else out
         self._take_origin()
         if self.policy is not None and self.backward_origin is None:
-            self.build.origin = {**self.build.origin, "recompute": self.policy(func, *args, **kwargs)}
+            self.build.origin = {**self.build.origin, "repeated": self.policy(func, *args, **kwargs)}
         _RECORD[how.effect](self, func, args, kwargs, out)
         return out
 

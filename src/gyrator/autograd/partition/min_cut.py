@@ -102,7 +102,7 @@ def _region_ban(node: Node) -> Ban | None:
     """In a region of an activation checkpoint: its results are saved, and what its policy saves."""
     if cost(node) is Cost.RANDOM:
         return Ban("random, and would differ", False)
-    if not node.meta["recompute"]:
+    if not node.meta["repeated"]:
         return Ban("saved by the checkpoint's policy", False) if cost(node) is not Cost.VIEW else None
     if _leaves_region(node) and not is_copyless(node):
         return Ban("the result of an activation checkpoint", False)
@@ -123,7 +123,7 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
         return Ban("an input", False)
     if node.meta.get("region") is not None and node in joint.forward_nodes:
         return _region_ban(node)
-    if kind is Cost.EQUALITY and not any(source.meta.get("recompute") for source in node.all_input_nodes):
+    if kind is Cost.EQUALITY and not any(source.meta.get("repeated") for source in node.all_input_nodes):
         return Ban("other numbers may be equal when they are computed again", False)
     if node.op != "call_function" or node.meta.get("backward"):
         return None
@@ -196,7 +196,7 @@ def _price(node: Node, joint: JointGraph) -> float:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return inf
-    if node.meta.get("recompute") and not _random(node) and not _leaves_region(node):
+    if node.meta.get("repeated") and not _random(node) and not _leaves_region(node):
         return inf
     size = tensor_bytes(value)
     if node.op == "placeholder":

@@ -161,7 +161,7 @@ def seed_recomputed(build: GraphBuilder) -> None:
     r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)"""
     draws: dict[torch.device, list[Node]] = {}
     for node in build.graph.nodes:
-        if node.op == "call_function" and node.target in _PURE and node.meta.get("recompute"):
+        if node.op == "call_function" and node.target in _PURE and node.meta.get("repeated"):
             draws.setdefault(node.meta["val"].device, []).append(node)
     build.origin = {}
     for device, nodes in draws.items():
