@@ -22,6 +22,7 @@ from gyrator.runtime.externs import operator
 
 SEEDS = "gyrator.seeds.default"
 SEED = 20
+_ROUNDED = {torch.bfloat16, torch.float16}  # with numerics="fast" what a kernel keeps to itself is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def validated(
     The call raises WrongResult, naming the first level that differs from the one before, and the first
     value (in program order) that has the same name in both and differs."""
     pending = [True]
+    kinds = {value.dtype for node in lowered.program.nodes for value in defines(node)}
+    eps = max((torch.finfo(kind).eps for kind in kinds & _ROUNDED), default=0.0)
 
     def levels(args: Sequence[Any]) -> Iterator[Level]:
         """On copies of the arguments, with the same seed; but for graphs that draw: operators draw other numbers."""
@@ -59,7 +62,7 @@ def validated(
             pending.clear()
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 for before, level in pairwise(levels(args)):
-                    _compare(level, before)
+                    _compare(level, before, eps)
         return compiled.call(args)
 
     return replace(compiled, call=call)
@@ -72,34 +75,33 @@ def copies(args: Sequence[Any]) -> list[Any]:
     return [new.conj_physical().conj() if flag else new for new, flag in zip(made, lazy, strict=True)]
 
 
-def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
-    """How two tensors differ, or None. Floats may differ by the square root of their precision relative to the RMS of
-    what is expected (far more than rounding, far less than a mistake), and by 16 units of rounding relative to
-    `scale`, the RMS of what they are made from: a sum that cancels is nothing but rounding. Integers are equal."""
+def difference(value: Tensor, expected: Tensor, scale: float, eps: float = 0.0) -> str | None:
+    """How two tensors differ, or None. Floats may differ by the square root of their precision, or of `eps` if that is
+    more, relative to the RMS of what is expected (far more than rounding, far less than a mistake), and by 16 units of
+    rounding relative to `scale`, the RMS of what they are made from: a sum that cancels is nothing but rounding.
+    Integers are equal."""
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return f"{value.dtype}{list(value.shape)} instead of {expected.dtype}{list(expected.shape)}"
     if not (value.is_floating_point() or value.is_complex()):
         wrong = int((value != expected).sum())
         return f"{wrong} of {value.numel()} elements differ" if wrong else None
     a, b = value.to(torch.complex128), expected.to(torch.complex128)
-    strange = int(((a.isfinite() != b.isfinite()) | (a.isinf() & (a == -b))).sum())
-    if strange:
+    if strange := int(((a.isfinite() != b.isfinite()) | (a.isinf() & (a == -b))).sum()):
         return f"{strange} of {value.numel()} elements are finite in one alone, or opposite infinities"
-    error, size, eps = rms(a - b), rms(b), torch.finfo(value.dtype).eps
+    error, size, eps = rms(a - b), rms(b), max(eps, torch.finfo(value.dtype).eps)
     if error <= eps**0.5 * size + 16 * eps * scale:
         return None
     return f"RMS difference {error:.1e}, RMS of the value {size:.1e}"
 
 
-def _compare(level: Level, before: Level) -> None:
+def _compare(level: Level, before: Level, eps: float) -> None:
     """Raise WrongResult if the levels' results differ; blame the first common value that does."""
     scale = max((rms(x) for x in before.results.values() if x.is_floating_point()), default=0.0)
     for name, expected in before.results.items():
-        wrong = difference(level.results[name], expected, scale) if name in level.results else None
-        if wrong is None:
+        if name not in level.results or not (wrong := difference(level.results[name], expected, scale, eps)):
             continue
         common = ((v, *level.values[v], before.values[v][0]) for v in level.values if v in before.values)
-        different = ((v, origin) for v, new, origin, old in common if difference(new, old, scale))
+        different = ((v, origin) for v, new, origin, old in common if difference(new, old, scale, eps))
         value, origin = next(different, (None, None))
         first = f"{name} (first at {value})" if value else name
         raise WrongResult(level.name, first, f"{wrong}; before: {before.name}", where=origin)
@@ -108,8 +110,7 @@ def _compare(level: Level, before: Level) -> None:
 def _call_level(name: str, compiled: Compiled, args: Sequence[Any], info: GraphInfo) -> Level:
     torch.manual_seed(SEED)
     given = copies(args)
-    outputs = compiled.call(list(given))
-    return Level(name, _named(outputs, info, {update.input: given[update.input] for update in info.updates}), {})
+    return Level(name, _named(compiled.call(list(given)), info, {u.input: given[u.input] for u in info.updates}), {})
 
 
 def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Level:
@@ -130,8 +131,7 @@ def _named(outputs: Sequence[object], info: GraphInfo, updated: Mapping[int, Ten
 def _externs(program: Program, lowered: Lowered) -> dict[str, Any]:
     """The functions of extern calls that torch does not know: regions of the graph, and gyrator's own."""
     names = {node.op for node in program.nodes if isinstance(node, Extern) and node.op.startswith("gyrator.")}
-    regions = lowered.regions
-    return {name: regions[name].forward if name in regions else operator(name) for name in names}
+    return {name: lowered.regions[name].forward if name in lowered.regions else operator(name) for name in names}
 
 
 def rms(x: Tensor) -> float:

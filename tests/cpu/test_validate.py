@@ -63,6 +63,16 @@ def test_layers_that_draw_numbers_pass_with_one_kernel() -> None:
     validating(drawn)(torch.randn(40, 50))
 
 
+def test_rounding_that_a_kernel_leaves_out_is_no_mistake() -> None:
+    """numerics="fast" keeps bfloat16 between two float32 values in float32."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return (x.bfloat16() * 1.1).float() * 3
+
+    x = torch.randn(1000)
+    torch.testing.assert_close(validating(rounded)(x), rounded(x), rtol=1e-2, atol=1e-2)
+
+
 def negated(node: Node) -> Node:
     if not (isinstance(node, Nest) and isinstance(node.root, Pointwise)):
         return node
