@@ -32,6 +32,18 @@ def places(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def test_places_of_lanes_may_need_more_than_32_bits(backend: str) -> None:
+    """Rows, each element several times, and columns in turns; little of the memory is ever touched."""
+    memory = torch.zeros(2**31 + 2, dtype=torch.int8)
+    memory[:: 2**29] = torch.arange(1, 6)
+    for size, strides in (((5, 2), (2**29, 1)), ((5, 4), (2**29, 0)), ((4, 5), (0, 2**29))):
+
+        def moved(x: Tensor, size: tuple[int, ...] = size, strides: tuple[int, ...] = strides) -> Tensor:
+            return x.as_strided(size, strides) + 1
+
+        assert torch.equal(torch.compile(moved, backend=backend, dynamic=False)(memory), moved(memory))
+
+
 @pytest.mark.parametrize("isa", VECTORS_HERE)
 @pytest.mark.parametrize("fn", [mixed, places], ids=lambda fn: fn.__name__)
 def test_whole_and_partial_steps_are_right(fn: Callable[..., Any], isa: str, backend: str) -> None:

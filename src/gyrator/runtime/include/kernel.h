@@ -88,7 +88,7 @@ template <class P, int N, class E> GY_FN P read_low(const E* from) {
 }
 #endif
 // Lane i reads from[i / D * S], for D that divides L.
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from) {
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from) {
   using V = Vec<T, L>;
   using E = typename V::element;
   V r;
@@ -108,10 +108,10 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L> a
   else return load_lanes(all, from, [=](int i) { return from + i / D * S; });
   return r;
 }
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + i / D * S; });
 }
-template <int D, int S, int L, class T>
+template <int D, int64_t S, int L, class T>
 GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from, Vec<bool, L> m, T other) {
   const uint64_t bits = mask_bits(m);
   if (bits == ~uint64_t(0) >> (64 - L)) return load_repeated<D, S>(all, from);
@@ -120,12 +120,12 @@ GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from, Vec<bool, L> m, T oth
   GY_UNROLL for (int i = 0; i < L; ++i) at.at[i] = i / D * S;
   return gather<L>(from, pack(at), m, other);
 }
-template <int D, int S, int L, class T>
+template <int D, int64_t S, int L, class T>
 GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
   return load_repeated<D, S>(lanes<L>{}, from, on(some, m), other);
 }
 // Lane i reads from[i % D * S], for D that divides L.
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all, const T* from) {
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all, const T* from) {
 #if defined(GY_SIMD)
   using V = Vec<T, L>;
   using E = typename V::element;
@@ -139,12 +139,12 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all
 #endif
   return load_lanes(all, from, [=](int i) { return from + i % D * S; });
 }
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(some_lanes<L> some, const T* from) {
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_cycled(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + i % D * S; });
 }
 // Lane i reads from[run_at<D, S>(i)], for D that divides L: runs of D elements, S apart.
-template <int D, int S> GY_FN constexpr int64_t run_at(int i) { return i / D * S + i % D; }
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, const T* from) {
+template <int D, int64_t S> GY_FN constexpr int64_t run_at(int i) { return i / D * S + i % D; }
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, const T* from) {
 #if defined(GY_SIMD)
   using V = Vec<T, L>;
   using E = typename V::element;
@@ -162,10 +162,10 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, 
 #endif
   return load_lanes(all, from, [=](int i) { return from + run_at<D, S>(i); });
 }
-template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from) {
+template <int D, int64_t S, int L, class T> GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + run_at<D, S>(i); });
 }
-template <int D, int S, int L, class T>
+template <int D, int64_t S, int L, class T>
 GY_FN Vec<T, L> load_runs(lanes<L>, const T* from, Vec<bool, L> m, T other) {
 #if defined(GY_AVX2)
   using V = Vec<T, L>;
@@ -180,7 +180,7 @@ GY_FN Vec<T, L> load_runs(lanes<L>, const T* from, Vec<bool, L> m, T other) {
   GY_UNROLL for (int i = 0; i < L; ++i) at.at[i] = run_at<D, S>(i);
   return gather<L>(from, pack(at), m, other);
 }
-template <int D, int S, int L, class T>
+template <int D, int64_t S, int L, class T>
 GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
   return load_runs<D, S>(lanes<L>{}, from, on(some, m), other);
 }
@@ -213,11 +213,11 @@ template <class Some, class T>
 GY_FN auto load_strided(Some some, const T* from, int64_t stride, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_strided(some, from, stride) : broadcast<Some::value>(other);
 }
-template <int D, int S, class Some, class T>
+template <int D, int64_t S, class Some, class T>
 GY_FN auto load_repeated(Some some, const T* from, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_repeated<D, S>(some, from) : broadcast<Some::value>(other);
 }
-template <int D, int S, class Some, class T>
+template <int D, int64_t S, class Some, class T>
 GY_FN auto load_runs(Some some, const T* from, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_runs<D, S>(some, from) : broadcast<Some::value>(other);
 }
