@@ -136,7 +136,6 @@ class Loops(Expressions):
         self.block.lines.extend(f"  {line}" for line in inner.lines)
         self.emit(inner.tail)
 
-    # -- loops ---------------------------------------------------------------------------------------------
     def _loop(self, loop: Loop) -> None:
         contract = next((s for s in tree.walk_stages((loop,)) if isinstance(s, Contract)), None)
         if contract is not None and self._tile is None:
@@ -212,7 +211,6 @@ class Loops(Expressions):
         self.forget([store.value])
         return True
 
-    # -- matrix products -----------------------------------------------------------------------------------
     def _product(self, outer: Loop, contract: Contract) -> None:
         """The tiles of a product, shared among threads; in each, the template's sums and then the loops over them."""
         blocks = dict(contract.blocks)
@@ -327,7 +325,6 @@ class Loops(Expressions):
         self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
         self.bind(name, Term(local, self.block.depth, vector=True, name=True))
 
-    # -- attention -----------------------------------------------------------------------------------------
     def _attend(self, stage: Attend) -> None:
         """Tiles of rows, shared among threads (for gradients by keys); for each a walk over the keys that it sees."""
         blocks, (query, key, value, *_) = dict(stage.blocks), stage.operands
@@ -400,7 +397,6 @@ class Loops(Expressions):
         scores = Value("scores", (row.extent, column.extent), torch.float32, (ONE, as_index(rows)))
         return self._function(wish, scores, (row, column), gcd(rows, 16), expr, (rows + 1) * keys)
 
-    # -- parallel loops ------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:
         """Threads over the flat range of ``outer`` and the parallel loops right inside it."""
         nest = _perfect_nest(outer)
@@ -461,7 +457,6 @@ class Loops(Expressions):
                 self.emit(f"{element}* const {name} = {name}_memory.at;")
             self.pointers[value] = Term(name, self.block.depth, name=True)
 
-    # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
         update = _update_of(carry, loop)
@@ -507,7 +502,6 @@ class Loops(Expressions):
                 field = f"gy::broadcast<{self.width}>({type_name(ref.dtype)}({field}))"
             self.bind(ref, Term(field, depth, vector, name=True))
 
-    # -- stages --------------------------------------------------------------------------------------------
     def _update(self, stage: Update) -> None:
         reducer = self._reducers[stage.carry]
         terms = [self.value(a) for a in stage.args]

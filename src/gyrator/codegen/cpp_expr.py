@@ -88,7 +88,6 @@ class Expressions(Blocks[Term, Block]):
         self.checks: list[Checked] = []
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
-    # -- blocks --------------------------------------------------------------------------------------------
     def forget(self, values: Iterable[Value]) -> None:
         """``values`` are about to change: what was computed from their elements no longer holds."""
         changed = self._loaded.intersection(values)
@@ -97,7 +96,6 @@ class Expressions(Blocks[Term, Block]):
         for block in self.blocks:
             block.terms = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}
 
-    # -- names ---------------------------------------------------------------------------------------------
     def fresh(self, wish: str, depth: int = -1) -> str:
         """A name in the block at ``depth``: ``wish`` or the first of ``wish_2``, ``wish_3``, … that no open one has."""
         name = legal(wish[:_LONGEST])
@@ -118,7 +116,6 @@ class Expressions(Blocks[Term, Block]):
     def _is_taken(self, name: str) -> bool:
         return any(name in block.names for block in self.blocks)
 
-    # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
         With a ``wish`` the result is a name like it, unless ``e`` has a name already."""
@@ -199,7 +196,6 @@ class Expressions(Blocks[Term, Block]):
         self.bind(e, local)
         return local
 
-    # -- leaves --------------------------------------------------------------------------------------------
     def _load(self, e: Load) -> Term:
         at = self._periodic(e) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
@@ -264,7 +260,6 @@ class Expressions(Blocks[Term, Block]):
         text = f"gy::{e.kind}<{type_name(e.dtype)}>({terms[0].text}, {offset.text}{tail})"
         return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
 
-    # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...], *, loading: bool = False) -> Address:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
         pointer = self.pointers[value]
@@ -383,7 +378,6 @@ class Expressions(Blocks[Term, Block]):
         span = s * self.width
         return ONE * s if span and den.value and den.value % span == 0 and start % span is ZERO else None
 
-    # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
         text, atoms = self.sum_of(index, self._atom)
@@ -421,7 +415,6 @@ class Expressions(Blocks[Term, Block]):
         self.blocks[depth].lines.append(f"const int64_t {name} = {text};")
         return Term(name, depth, name=True)
 
-    # -- indices as vectors --------------------------------------------------------------------------------
     def vector_index(self, index: Index, integer: str = "int64_t") -> Term:
         """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane, or one of another ``integer``."""
         slope, rest = self._by_lanes(index)

@@ -215,7 +215,6 @@ class Printer(Expressions):
         self._apart: list[Accumulator] = []
         self._places = count()
 
-    # -- grid ----------------------------------------------------------------------------------------------
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
         if isinstance(stage := self.kernel.body[0], Attend):
@@ -264,7 +263,6 @@ class Printer(Expressions):
             if k > 0:
                 self.emit(f"pid = pid // {count}")
 
-    # -- templates -----------------------------------------------------------------------------------------
     def _template(self, contract: Contract, rest: Sequence[Loop | Stage], axes: list[GridAxis]) -> tuple[GridAxis, ...]:
         """The tile of a program, the call that fills it, and what follows: in a loop where a program has several
         tiles (``PROGRAMS``), for some of its rows where it has a part of one (``SPLIT_K``)."""
@@ -440,7 +438,6 @@ class Printer(Expressions):
         ok = replace(variable, text=f"{variable.text} < {extent}", name=False)
         self.bounds[axis] = self.named(ok, f"{variable.text}_ok")
 
-    # -- loops and stages ----------------------------------------------------------------------------------
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
         for item in items:
@@ -504,7 +501,6 @@ class Printer(Expressions):
         for carry in loop.carries:
             self._finish(self._accumulators[carry.name], loop.axis)
 
-    # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop) -> None:
         """Accumulators before a loop in blocks: a tile for a reduction, a column for a scan."""
         update = next(s for s in loop.body if isinstance(s, Update) and s.carry == carry.name)
@@ -619,7 +615,8 @@ class Printer(Expressions):
 
     def _reduced(self, kind: str, texts: Sequence[str]) -> list[str]:
         if kind in _REDUCE:
-            return [self._along_row(_REDUCE[kind], texts[0])]
+            keep = ", keep_dims=True" * (self.rank > 1)
+            return [f"tl.{_REDUCE[kind]}({texts[0]}, {self.rank - 1}{keep})"]
         reduced = f"rt.reduce_{kind}({', '.join(texts)}, {self.rank - 1}, {self.rank > 1})"
         if len(REDUCTIONS[kind].results) == 1:
             return [reduced]
@@ -627,22 +624,14 @@ class Printer(Expressions):
         self.emit(f"{', '.join(names)} = {reduced}")
         return names
 
-    def _along_row(self, function: str, text: str) -> str:
-        return f"tl.{function}({text}, {self.rank - 1}{', keep_dims=True' * (self.rank > 1)})"
-
     def _welford_tile(self, x: Term, axis: Axis) -> list[str]:
-        """In two passes over registers: mean, then squared deviations from it."""
-        ok = self.bounds.get(axis)
-        extent = self.index(axis.extent).operand
+        ok, count, block = self.bounds.get(axis), self.index(axis.extent).operand, self.tile_of[axis].block
         if self._shared:
-            block = self.tile_of[axis].block
-            extent = self.named(Term(f"tl.minimum({extent} - part * {block}, {block})"), "count").text
-        inside = "{}" if ok is None else f"tl.where({ok.text}, {{}}, 0.0)"
-        mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
-        self.emit(f"{mean} = rt.quotient({self._along_row('sum', inside.format(x.text))}, {extent})")
-        self.emit(f"{off} = {inside.format(f'{x.text} - {mean}')}")
-        self.emit(f"{m2} = {self._along_row('sum', f'{off} * {off}')}")
-        return [mean, m2, f"({mean} * 0 + {extent})"]
+            count = f"tl.minimum({count} - part * {block}, {block})"
+        names = [self.names.fresh(name) for name in ("mean", "m2", "count")]
+        row = f"{x.text}, {ok.text if ok else True}, {count}, {self.rank - 1}, {self.rank > 1}"
+        self.emit(f"{', '.join(names)} = rt.welford_tile({row})")
+        return names
 
     def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
         for ref, text in zip(refs, texts, strict=True):
@@ -654,7 +643,6 @@ class Printer(Expressions):
                 text = f"{text}.to({type_name(ref.dtype)})"
             self.bind(ref, self.named(Term(text, self.block.depth, axes), ref.name))
 
-    # -- scans ---------------------------------------------------------------------------------------------
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         axis, place = loop.axis, self.rank - 1
         combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
@@ -697,7 +685,6 @@ class Printer(Expressions):
         for old, new in zip(into, names, strict=True):
             self.emit(f"{old} = rt.pick({new}, {here} == {block} - 1, {self.rank - 1}, {self.rank > 1})")
 
-    # -- stores --------------------------------------------------------------------------------------------
     def _keep(self, store: Store) -> None:
         """A scratch row is a local: the tile that covers it."""
         name, expr = self.rows[store.value], store.expr

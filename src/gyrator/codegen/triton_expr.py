@@ -84,7 +84,6 @@ class Expressions(Blocks[Term, Block]):
         self._last = {param.value for param in kernel.params if param.last}
         self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
 
-    # -- tiles ---------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
         """Dimensions of a tile: one for each tiled axis of the grid and one that all rows share."""
@@ -113,7 +112,6 @@ class Expressions(Blocks[Term, Block]):
         found = [(self.dimension(a), self.bounds[a]) for a in axes if a in self.bounds]
         return [term for _, term in sorted(found, key=lambda pair: pair[0])]
 
-    # -- values --------------------------------------------------------------------------------------------
     def named(self, term: Term, stem: str, key: Key | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``stem``."""
         if term.name:
@@ -210,7 +208,6 @@ class Expressions(Blocks[Term, Block]):
             steps.insert(0, "tl.float32")
         return arg.to(*steps)
 
-    # -- leaves --------------------------------------------------------------------------------------------
     def _load(self, e: Load) -> Term:
         if e.value in self.rows:
             return Term(self.rows[e.value], self.block.depth, frozenset(self.tile_of), name=True)
@@ -257,7 +254,6 @@ class Expressions(Blocks[Term, Block]):
         rest = index - last[0].index() if last else index
         return len(last) == 1 and last[0] not in rest.axes() and rest % 4 is ZERO
 
-    # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
         moves = [(bool(self.index(Index((term,))).axes), term) for term in value.position(index).terms]
@@ -265,7 +261,6 @@ class Expressions(Blocks[Term, Block]):
         terms = [self.index(Index(half)) for half in halves if half]
         return made_of(" + ".join([self.pointers[value], *(term.operand for term in terms)]), *terms, atom=False)
 
-    # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An integer expression."""
         text, atoms = self.sum_of(index, self._atom)
@@ -382,7 +377,6 @@ def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
     return tuple(found)
 
 
-# -- functions, which templates call on tiles --------------------------------------------------------------
 def reads_of(printer: Expressions, stage: Stage) -> list[str]:
     """The tensors that the functions of a stage read, and the sizes."""
     sizes = sorted({size for e in tree.stage_exprs(stage) for size in e.sizes()}, key=lambda size: size.name)

@@ -127,7 +127,6 @@ class _Wrapper:
         self.tools: set[str] = set()
         self.operators: dict[str, str] = {}
 
-    # -- the program -----------------------------------------------------------------------------------------
     def text(self) -> str:
         for kernel in self.plan.kernels:
             self.kernel_name(kernel.name)
@@ -215,7 +214,6 @@ class _Wrapper:
         if not self.alive[memory]:
             self.freeing += self.holders.pop(memory)
 
-    # -- inputs and sizes ------------------------------------------------------------------------------------
     def unpack(self) -> None:
         names, changed = [], []
         for given in self.plan.inputs:
@@ -252,7 +250,6 @@ class _Wrapper:
         self.emit(f"{size.name} = {text}")
         self.unbound.discard(size.name)
 
-    # -- steps -----------------------------------------------------------------------------------------------
     def step(self, step: Step) -> None:
         match step:
             case Allocate(value, None):
@@ -341,7 +338,6 @@ class _Wrapper:
             self.emit(f"{self.pointers[memory]} = {text}")
         return self.pointers[memory]
 
-    # -- operators -------------------------------------------------------------------------------------------
     def call(self, step: Call) -> None:
         extern = step.extern
         op = OUT_VARIANTS[extern.op] if step.into else extern.op
@@ -436,7 +432,6 @@ class _Wrapper:
             self.emit(f"{name} = {text}")
         return name
 
-    # -- the script ------------------------------------------------------------------------------------------
     def made_input(self, given: Input, ranges: Mapping[Value, tuple[str, Index]]) -> str:
         """An expression for an input that the script makes up."""
         value = given.value
@@ -494,7 +489,6 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
     return frozenset(found - others)
 
 
-# -- scripts on inputs that are made up ---------------------------------------------------------------------
 def kernel_scripts(plan: Plan, kernels: Kernels) -> Iterator[tuple[str, str]]:
     """For each kernel of a plan a program that times it: (file, text), with random arguments as of its first launch."""
     ranges = index_ranges(plan)
@@ -567,7 +561,6 @@ def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, tup
     return f"random_tensor({shape}, {strides}, {value.dtype}{limit}{place})"
 
 
-# -- launches on a GPU ---------------------------------------------------------------------------------------
 def argument_alignment(
     plan: Plan, kernels: Mapping[str, TritonKernel], inputs: Iterable[Value] = ()
 ) -> dict[str, frozenset[int]]:

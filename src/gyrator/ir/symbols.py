@@ -151,7 +151,6 @@ def hint_of(expr: sympy.Basic, env: ShapeEnv | None, *, rounded: bool = False) -
     return None
 
 
-# -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
 def _floordiv(num: Index, den: Index) -> Index | None:
     if (exact := exact_quotient(num, den)) is not None:  # 0 / 0 was an error already
         return exact
@@ -184,7 +183,6 @@ _RULES: Mapping[str, Rule] = {
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
 
-# -- Python text of expressions ----------------------------------------------------------------------------
 _TEXT: Mapping[str, str] = {
     **dict.fromkeys(("FloorDiv", "CleanDiv"), "({} // {})"),
     **dict.fromkeys(("Mod", "PythonMod"), "({} % {})"),

@@ -186,7 +186,6 @@ class _Lowering:
             return self.symbols.to_index(arg)
         return arg  # type: ignore[return-value]
 
-    # -- where a program begins -----------------------------------------------------------------------------
     def _placeholder(self, node: fx.Node) -> Result:
         example = node.meta.get("val")
         if isinstance(example, torch.Tensor):
@@ -225,7 +224,6 @@ class _Lowering:
             self.constants[known.key] = as_reals(tensor) if tensor.is_complex() else tensor
         return whole(known.value, tensor.dtype)
 
-    # -- where it ends --------------------------------------------------------------------------------------
     def _updates(self, pairs: Sequence[tuple[int, int]], outputs: list[Output]) -> tuple[Update, ...]:
         """The outputs that are inputs' new values, which are taken off the ``outputs``."""
         changed: list[Update] = []

@@ -270,6 +270,15 @@ def welford_next(mean, m2, n, x, ok):
 
 
 @triton.jit
+def welford_tile(x, ok, count, axis: tl.constexpr, KEEP: tl.constexpr):
+    """The state of ``count`` elements along an axis, those that are ``ok``, in two passes over registers: their mean,
+    then squared deviations from it."""
+    mean = quotient(tl.sum(tl.where(ok, x, 0.0), axis, keep_dims=KEEP), count)
+    off = tl.where(ok, x - mean, 0.0)
+    return mean, tl.sum(off * off, axis, keep_dims=KEEP), mean * 0 + count
+
+
+@triton.jit
 def softmax_next(top, total, x):
     """The states (maximum, sum of exp(x - maximum)) after one more element each, or after as many neighbours in a
     row as there are elements for a state: what a thread loads at once needs one exponential more, not one for each.

@@ -71,7 +71,6 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
     return replace(kernel, tiling=tiling)
 
 
-# -- pointwise ---------------------------------------------------------------------------------------------
 def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
     if not walk.grid:
         return Tiling((), (Config((), 1),), "pointwise")
@@ -103,7 +102,6 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(sides)
 
 
-# -- rows --------------------------------------------------------------------------------------------------
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
     scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
@@ -294,7 +292,6 @@ def streamed(kernel: Kernel) -> set[Value]:
     return {v for v in read if bytes_of(v) in STREAMED and volume(v.shape) >= kernel.tiling.hint}
 
 
-# -- looking -----------------------------------------------------------------------------------------------
 def _walk(kernel: Kernel) -> _Walk:
     loops = list(tree.walk_loops(kernel.body))
     lanes = [loop for loop in loops if loop.kind is LoopKind.LANES]

@@ -56,7 +56,6 @@ def title_of(group: Group) -> str:
     return "_".join(list(names)[:5]) or "kernel"
 
 
-# -- stages ------------------------------------------------------------------------------------------------
 class Writer:
     """Writes the body of one kernel. Mutable, and private to one call that builds it."""
 
@@ -114,7 +113,6 @@ class Writer:
         row, at = self._row(value, part)
         return Store(row, at, Const(identity(kind, row.dtype), row.dtype))
 
-    # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
         shape = self.shape
         grain = _cost(stages)
@@ -179,7 +177,6 @@ class Writer:
             body = (Loop(axis, kind, body, carries if axis is axes[0] else (), lanes, grain),)
         return body
 
-    # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------
     def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
         """The element of a tile for one in memory that is contiguous along the tile's rows; any other is itself."""
         row, lane, (position,) = self.shape.tile, self._columns_of_tile, at
@@ -211,7 +208,6 @@ class Writer:
                 before.append(Loop(lane, LoopKind.SERIAL, (Loop(rows.axis, LoopKind.SERIAL, (copy,)),)))
         return (*before, rows, *after)
 
-    # -- sheets: an accumulator per column -----------------------------------------------------------------
     def _part(self, space: int) -> str:
         """The row that a sheet combines into: one for each round of the outermost loop where there are several."""
         return "_part" if self.shape.style is Style.SHEET and len(self.shape.spaces[space]) > 1 else ""
@@ -240,7 +236,6 @@ class Writer:
                 body = [*fresh, *body, *self._columns([*sheet])]
         return [*self._columns([self._fresh(kind, value) for kind, value in sums]), *body]
 
-    # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
         """What runs once per outer iteration before the spaces of ``level``: reductions' results, spaceless members."""
         stages: list[Loop | Stage] = []
@@ -286,7 +281,6 @@ class Writer:
             elif stored:
                 yield self._store(value, member, expr)
 
-    # -- expressions ---------------------------------------------------------------------------------------
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
         """The member's bodies as computed at ``level``, over the group's axes, with results of the group put in."""
         key = (member.position, level)
@@ -318,7 +312,6 @@ class Writer:
             expr = expr.rebuild(expr.children(), tuple(substitute(i, self.shape.blocks) for i in expr.indices()))
         return self.rule(expr) or expr
 
-    # -- memory: every tensor is addressed by the position of an element in it -----------------------------
     def _position(self, value: Value, index: tuple[Index, ...]) -> tuple[Index, ...]:
         return (substitute(value.position(index), self.shape.blocks),)
 
