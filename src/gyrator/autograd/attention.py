@@ -108,6 +108,7 @@ class Masks:
             return None
         fits = was.ndim == 5 and was.shape == (*wide.shape[:2], 1, *wide.shape[3:])
         joins = fits and x.shape == (was.shape[0], query.shape[1], *was.shape[3:])
+        joins = joins and x.requires_grad == was.requires_grad  # else gradients end here
         return was.squeeze(2) if joins and not writes_between(chain[0], last.next) else None
 
     def kind(self, mask: Tensor) -> Kind | None:
@@ -194,9 +195,8 @@ def mutates(node: Node) -> bool:
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
     if "out" in node.kwargs or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True
-    if getattr(node.target, "__module__", "") == "_operator":
-        return name in _UPDATES
-    return name.endswith("_") and not name.endswith("__")
+    of_operator = getattr(node.target, "__module__", "") == "_operator"
+    return name in _UPDATES if of_operator else name.endswith("_") and not name.endswith("__")
 
 
 def writes_between(first: Node, last: Node, links: Sequence[Node] = ()) -> bool:

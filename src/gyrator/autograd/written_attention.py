@@ -4,13 +4,13 @@
     softmax((q @ kᵀ).masked_fill(hidden, -inf), -1) @ v     →  the same with mask ~hidden; nan in rows that see nothing
 
 Products may be matmul, bmm or einsum, with casts and dropout between them. It stays as written where something else
-reads the scores or weights, where they have 64 bits or memory is written meanwhile, where a bias has a gradient, and
-where there is no fused kernel or it would be slower."""
+reads scores or weights, where they have 64 bits, memory is written meanwhile, gradients or autocast are switched, a
+bias has a gradient, and where there is no fused kernel or it would be slower."""
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -61,11 +61,10 @@ class _Scores:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes back from weights to the product that they come of. `links` are the nodes on the way, each read by the next
-    alone, and `dropout` is the rate at which weights are dropped."""
+    """Goes back from weights to the product that they come of, by nodes that are each read by the next alone. `dropout`
+    is the rate at which weights are dropped."""
 
     values: Values
-    links: list[Node] = field(default_factory=list)
     dropout: float = 0.0
 
     def weights(self, node: object) -> _Scores | None:
@@ -110,9 +109,8 @@ class _Walk:
     def _scaled(self, scores: object, number: object, *, divided: bool) -> _Scores | None:
         if not isinstance(number, (int, float)) or number <= 0 or (inner := self.scores(scores)) is None:
             return None
-        if inner.biases or inner.fill != -math.inf:
-            return None
-        return replace(inner, scale=inner.scale / number if divided else inner.scale * number)
+        scale = inner.scale / number if divided else inner.scale * number
+        return None if inner.biases or inner.fill != -math.inf else replace(inner, scale=scale)
 
     def _masked(self, scores: object, mask: object, fill: object, *, keeps: bool) -> _Scores | None:
         held = self.values.get(mask) if isinstance(mask, Node) else None
@@ -122,10 +120,7 @@ class _Walk:
         return replace(inner, mask=held, keeps=keeps, fill=float(fill)) if inner and inner.mask is None else None
 
     def _is_link(self, node: object) -> TypeGuard[Node]:
-        if not isinstance(node, Node) or len(node.users) != 1:
-            return False
-        self.links.append(node)
-        value = self.values.get(node)
+        value = self.values.get(node) if isinstance(node, Node) and len(node.users) == 1 else None
         return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
@@ -136,12 +131,11 @@ def dropout_rate(input: Any, p: Any = 0.5, training: Any = True, *_: Any, **more
 
 def _product(node: Node, values: Values) -> _Product | None:
     name, given = name_of(node).strip("_"), [*node.args, *node.kwargs.values()]
-    left, right = (*[x for x in given if isinstance(x, Node)], None, None)[:2]
-    if name not in ("matmul", "bmm", "einsum") or left is None or right is None:
+    factors = [x for x in given if isinstance(x, Node)] if name in ("matmul", "bmm", "einsum") else []
+    ranks = {values[x].ndim for x in factors}
+    if len(factors) != 2 or ranks not in ({3}, {4}):
         return None
-    rank = values[left].ndim
-    if rank != values[right].ndim or rank not in (3, 4):
-        return None
+    (left, right), (rank,) = factors, ranks
     text = f"{'ab'[: rank - 2]}ik,{'ab'[: rank - 2]}kj->{'ab'[: rank - 2]}ij"
     if name == "einsum":
         text = given[0].replace(" ", "") if isinstance(given[0], str) and "." not in given[0] else ""
@@ -166,11 +160,17 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
         scores = walk.weights(last.operands[at])
         if scores is None or values[last.operands[at]].shape != values[scores.node].shape:
             continue
-        found = _operands(scores.product, last, at)
-        if found is None or writes_between(scores.node, node, walk.links):
+        found, links = _operands(scores.product, last, at), [scores.node]
+        while links[-1] is not node:
+            links.extend(links[-1].users)  # of each the only one
+        if found is None or writes_between(scores.node, node, links):
             return None
         parts, letters = found
         operands = autocast(*[values[x].permute([have.index(c) for c in want]) for x, have, want in parts])
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:2])
+        untracked = tracked and not all(values[link].requires_grad for link in links[:-1])
+        if untracked or values[scores.node].dtype != operands[0].dtype:  # written under another mode or autocast
+            return None
         out = _attention(scores, walk.dropout, [x if x.ndim == 4 else x[None] for x in operands], masks, call)
         if out is None or out.dtype != result.dtype:
             return None

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.attention import Kind, Kinds, Masks, handed_on, in_rows
 from gyrator.autograd.interface import Compiled, GraphInfo
+from tests.pure.autograd.harness import leaf, same_as_eager
 
 L = 16
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -239,3 +240,13 @@ def test_a_mask_gets_contiguous_rows(strides: tuple[int, ...]) -> None:
     made = in_rows(mask)
     assert torch.equal(made, mask) and made.stride(-1) == 1
     assert strides[0] or not made.stride(0)
+
+
+def test_copies_of_keys_without_a_gradient_have_none() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x[:, :, None].expand(-1, -1, 2, -1, -1) for x in (k, v))
+        with torch.no_grad():
+            k = k.reshape(q.shape)
+        return F.scaled_dot_product_attention(q, k, v.reshape(q.shape))
+
+    same_as_eager(attention, *(leaf(2, heads, L, 8) for heads in (4, 2, 2)))

@@ -104,6 +104,26 @@ def keys_change(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v + k.sum()
 
 
+def queries_change_by_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.clone()
+    bias, scores = q[..., :1], q @ k.mT
+    return (bias.mul_(2) + scores).softmax(-1) @ v
+
+
+def scores_of_another_type(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Which autocast would round."""
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            scores = q @ k.mT * 9
+        return scores.softmax(-1) @ v
+
+
+def weights_without_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.no_grad():
+        weights = (q @ k.mT).softmax(-1)
+    return weights @ v
+
+
 def along_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-2) @ v
 
@@ -138,8 +158,9 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 LEFT = (
-    weights_returned, keys_change, along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias,
-    divided_by_scores, keys_of_fewer_heads, in_float64, with_dropout,
+    weights_returned, keys_change, queries_change_by_a_view, scores_of_another_type, weights_without_gradient,
+    along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias, divided_by_scores,
+    keys_of_fewer_heads, in_float64, with_dropout,
 )  # fmt: skip
 
 
@@ -169,7 +190,8 @@ def test_its_gradients_are_those_of_what_was_written(attention: Attention) -> No
 @pytest.mark.parametrize("attention", LEFT, ids=lambda f: f.__name__)
 def test_what_would_mean_something_else_stays(attention: Attention) -> None:
     run, graphs = compiled(attention)
-    given = operands(gradients=attention is bias_with_gradient)
+    trained = attention in (bias_with_gradient, weights_without_gradient)
+    given = operands(2048 if trained else N, gradients=trained)
     run(*given)
     assert not any(FLASH in graphs.ops(kind) for kind in graphs.modules)
     same_as_eager(attention, *given)
