@@ -184,9 +184,7 @@ def name_of(node: Node) -> str:
 def memory_of(node: object) -> int | None:
     """Which memory the tensor that a captured node stands for has; None for what has none."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    if isinstance(value, Tensor) and value.layout is torch.strided:
-        return value.untyped_storage()._cdata
-    return None
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) and value.layout is torch.strided else None
 
 
 def mutates(node: Node) -> bool:

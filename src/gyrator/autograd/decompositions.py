@@ -296,9 +296,8 @@ def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: 
 def _foreach_table() -> dict[OpOverload, Decomposition]:
     """Of every `_foreach_` operator that returns new tensors: ATen's own loop over them,
     _foreach_add([x, y], [a, b]) → [x + a, y + b]. But for two that take numbers as a tensor, and read them."""
-    loops = torch_compat.foreach_loops()
-    unread = (aten._foreach_addcdiv.Tensor, aten._foreach_addcmul.Tensor)
-    found = {op: loop for op, loop in loops.items() if not op._schema.is_mutable and op not in unread}
+    read = (aten._foreach_addcdiv.Tensor, aten._foreach_addcmul.Tensor)
+    found = {op: loop for op, loop in torch_compat.foreach_loops().items() if not (op._schema.is_mutable or op in read)}
     return {**found, aten._foreach_zero.default: lambda tensors: [torch.zeros_like(x) for x in tensors]}
 
 

@@ -74,8 +74,7 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     if len(set(owners)) == len(owners):
         return False
     tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
-    targets = [position for position in written if position in tensors]
-    return any(at != other and _meet(tensors[at], tensors[other]) for at in targets for other in tensors)
+    return any(k != at and _meet(tensors[at], other) for at in tensors.keys() & written for k, other in tensors.items())
 
 
 def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
@@ -104,10 +103,9 @@ def _meet(one: Tensor, other: Tensor) -> bool:
 def _span(value: Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the first after it."""
     start = int(value.storage_offset()) * value.element_size()
-    if value.numel() == 0:
-        return start, start
-    last = sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
-    return start, start + (last + 1) * value.element_size()
+    sides = zip(value.shape, value.stride(), strict=True)
+    count = 1 + sum((int(size) - 1) * int(step) for size, step in sides) if value.numel() else 0
+    return start, start + count * value.element_size()
 
 
 def of_subclass(tensor: Tensor) -> UnsupportedInput:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
-from gyrator.autograd.attention import memory_of, mutates
+from gyrator.autograd.attention import memory_of, mutates, name_of
 
 MOST_BYTES = 1 << 24
 """Of weights that are joined, which lie in memory twice then. Products with larger ones gain little."""
@@ -23,23 +23,36 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     """Linear layers of a captured graph, by the first of them, whose parameters are inputs at positions in `frozen`.
 
     Between them is no other linear layer, so that no result waits long. Refuses where something writes into what they
-    read or make, what shares memory with a result, which has strides of its own, and layers autocast half converts."""
+    read or make, what shares memory with a result, which has strides of its own, views that would tell that rows are
+    apart, weights that are vectors, biases that are repeated, and layers autocast half converts."""
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
+    values: dict[Any, Any] = {node: node.meta.get("example_value") for node in graph.nodes}
     writing = [node for node in graph.nodes if mutates(node) or isinstance(node.target, HigherOrderOperator)]
     written = {memory_of(i) for node in writing for i in node.all_input_nodes} - {None}
-    apart = {None} | written | {memory_of(node) for node in graph.output_node().all_input_nodes}
+    layers = {memory_of(node): node for node in graph.nodes if node.target is F.linear}
+    told = {m for n in graph.nodes if (m := memory_of(n)) and m in layers and not _keeps_rows(n, values[layers[m]])}
+    apart = {None} | written | told | {memory_of(node) for node in graph.output_node().all_input_nodes}
 
     def alike(node: Node) -> Hashable:
         x, weight, bias = _arguments(node)
-        fixed = not node.kwargs and {weight, bias} <= parameters
+        fixed = not node.kwargs and {weight, bias} <= parameters and values[weight].ndim == 2
         if not fixed or not apart.isdisjoint(map(memory_of, (node, x, weight))) or memory_of(bias) in written:
             return node
-        return x, weight.meta["example_value"].dtype, node.meta["example_value"].dtype, bias is None
+        whole = bias is None or values[bias].shape == values[weight].shape[:1]
+        return x, values[weight].dtype, values[node].dtype, bias is None, whole or node
 
-    groups = [tuple(group) for _, group in groupby([node for node in graph.nodes if node.target is F.linear], alike)]
-    weights = {g: [_arguments(layer)[1].meta["example_value"] for layer in g] for g in groups if len(g) > 1}
-    return {group[0]: group for group, tensors in weights.items() if sum(t.nbytes for t in tensors) <= MOST_BYTES}
+    groups = [tuple(group) for _, group in groupby(layers.values(), alike)]
+    weights = {g: sum(values[_arguments(layer)[1]].nbytes for layer in g) for g in groups if len(g) > 1}
+    return {group[0]: group for group, size in weights.items() if size <= MOST_BYTES}
+
+
+def _keeps_rows(node: Node, result: Tensor) -> bool:
+    """Whether what shares memory with a layer's result means the same where its rows do not follow one another."""
+    view, row = node.meta["example_value"], max(result.shape[-1:].numel(), 1)
+    sides = [(n, s) for n, s in zip(view.shape, view.stride(), strict=True) if type(s) is int and s % row]
+    plain = view.dtype == result.dtype and "as_strided" not in name_of(node)
+    return plain and all(type(n) is int and n * s <= row for n, s in sides)
 
 
 def joined(group: tuple[Node, ...], env: Mapping[Node, Any]) -> dict[Node, Tensor]:
@@ -53,4 +66,4 @@ def joined(group: tuple[Node, ...], env: Mapping[Node, Any]) -> dict[Node, Tenso
 
 def _arguments(layer: Node) -> tuple[Any, ...]:
     """Input, weight and bias."""
-    return (*layer.args, None)[:3]
+    return (*layer.args, None, None, None)[:3]

@@ -71,17 +71,15 @@ class _Walk:
         """The scores whose softmax along the last dimension `node` is."""
         if not self._is_link(node):
             return None
-        if (name := name_of(node)) == "dropout":
+        if (name := name_of(node)) == "softmax":
+            dim = node.kwargs.get("dim", [*node.args, None][1])
+            return self.scores(node.all_input_nodes[0]) if dim in (-1, self.values[node].ndim - 1) else None
+        if name == "dropout":
             rate = dropout_rate(*node.args, **node.kwargs)
             if self.dropout or not isinstance(rate, (int, float)):
                 return None
             self.dropout = rate
-        elif name == "softmax":
-            dim = node.kwargs.get("dim", [*node.args, None][1])
-            return self.scores(node.all_input_nodes[0]) if dim in (-1, self.values[node].ndim - 1) else None
-        elif name not in _CASTS:
-            return None
-        return self.weights(node.all_input_nodes[0])
+        return self.weights(node.all_input_nodes[0]) if name in (*_CASTS, "dropout") else None
 
     def scores(self, node: object) -> _Scores | None:
         if not self._is_link(node):

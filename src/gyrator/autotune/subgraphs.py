@@ -126,8 +126,7 @@ def subgraphs_of(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
 
 def _split(splits: int, left: Tensor, right: Tensor) -> Tensor:
     """``left @ right`` by ``splits`` partial products in float32."""
-    *batch, m, k = left.shape
-    n = right.shape[-1]
+    (*batch, m, k), n = left.shape, right.shape[-1]
     a = left.view(*batch, m, splits, k // splits).transpose(-2, -3)
     b = right.view(*batch, splits, k // splits, n)
     if batch:

@@ -117,8 +117,7 @@ def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
         dear = [node for node, args in products.items() if not _pays(program, node, args, free)]
         if not dear:
             break
-        for node in dear:
-            del products[node]
+        products = {node: args for node, args in products.items() if node not in dear}
     long = _Plan(products, {})
     for node, args in products.items():
         shapes = {a.view.value: a.shape for a in args if a.view.value in free and not a.of_more_rows}

@@ -258,11 +258,9 @@ def _scaled(call: Extern, out: Value) -> Product | None:
     scales = tuple(view for view in expanded if view is not None)
     if len(scales) != 2 or more.get("scale_result") is not None:
         return None
-    if out.dtype not in FLOATS or ZERO in (*out.shape, left.shape[-1]):
-        return None
     added = more.get("bias")
     bias = _expanded(added, out.shape) if isinstance(added, View) and added.value.dtype == out.dtype else None
-    if bias is None and added is not None:
+    if out.dtype not in FLOATS or ZERO in (*out.shape, left.shape[-1]) or (bias is None and added is not None):
         return None
     return Product(left, right, out, bias, scales=scales, fast=more.get("use_fast_accum") is True)
 
@@ -272,16 +270,14 @@ def _grouped(call: Extern, out: Value) -> Product | None:
     left, right = (arg for arg in call.args[:2] if isinstance(arg, View))
     more = _named(call, 2, "offs bias out_dtype")
     ends = more.get("offs")
-    if not isinstance(ends, View) or ends.value.dtype != torch.int32:
-        return None
-    if more.get("bias") is not None or ends.shape[0].value is None:
+    if not isinstance(ends, View) or ends.value.dtype != torch.int32 or ends.shape[0].value is None:
         return None
     (*several, m, k), (*matrices, inner, n) = left.shape, right.shape
     known = matrices == [*ends.shape] or (not matrices and out.device.type == "cuda")
     wanted = (*ends.shape, m, n) if not matrices else (m, n)
     if several or not known or (k, wanted) != (inner, out.shape) or ZERO in (*out.shape, k):
         return None
-    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*FLOATS}:
+    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*FLOATS} or more.get("bias") is not None:
         return None
     return Product(left, right, out, ends=ends)
 

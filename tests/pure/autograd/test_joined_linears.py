@@ -22,6 +22,7 @@ class Layers(nn.Module):
     def __init__(self, fn: Callable[[Layers, Tensor], Any], bias: bool = True) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(8, n, bias=bias) for n in (6, 6, 6))
+        self.vector, self.number = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(1))
         self.fn = fn
 
     def forward(self, x: Tensor) -> Any:
@@ -116,3 +117,29 @@ def test_large_weights_are_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(joined_linears, "MOST_BYTES", 4 * 8 * 12)
     assert products(heads) == 3
     assert products(lambda layers, x: layers.q(x) * layers.k(x)) == 1
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_results_whose_rows_are_read_as_neighbours_stay_apart(dynamic: bool) -> None:
+    def of_one(view: Callable[[Tensor], Tensor]) -> int:
+        return products(lambda layers, x: (view(layers.q(x)) + 1, layers.k(x) * 2), dynamic=dynamic)
+
+    assert of_one(lambda q: q.view(-1)) == 2
+    assert of_one(lambda q: q.view(q.shape[0], -1, 2)) == 2
+    assert of_one(lambda q: q.as_strided((60,), (1,))) == 2
+    assert of_one(lambda q: torch.view_as_complex(q.view(2, -1, 3, 2)).abs()) == 2
+    assert of_one(lambda q: q.transpose(0, 1)[..., :4].unflatten(-1, (2, 2))) == 1
+
+
+def test_vectors_repeated_biases_and_arguments_by_name_stay_apart() -> None:
+    def by_vectors(layers: Layers, x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, layers.q.weight[0]) + 1, F.linear(x, layers.vector) + F.linear(x, layers.vector)
+
+    def one_bias(layers: Layers, x: Tensor) -> Tensor:
+        return F.linear(x, layers.q.weight, layers.number) * F.linear(x, layers.k.weight, layers.number)
+
+    def named(layers: Layers, x: Tensor) -> Tensor:
+        return F.linear(x, weight=layers.q.weight) * F.linear(input=x, weight=layers.k.weight)
+
+    assert products(by_vectors) == 0
+    assert [products(fn) for fn in (one_bias, named)] == [2, 2]
