@@ -129,6 +129,15 @@ def test_a_share_of_keys_behind_the_last_one_adds_nothing(interpreter: Worker, t
     torch.testing.assert_close(out, fn(*tensors)[0])
 
 
+@pytest.mark.parametrize(("m", "n", "keep"), [(33, 9, None), (33, 59, None), (59, 59, window)])
+def test_a_function_without_a_slope_at_zero(
+    m: int, n: int, keep: Mod | None, interpreter: Worker, tmp_path: Path
+) -> None:
+    """Which products are where rows and columns have ended."""
+    fn = attention(lambda score, *_: torch.log(score.abs()), keep, m, n)
+    assert_right(fn, [made(1, 2, m, 16), made(1, 1, n, 16), made(1, 1, n, 16)], interpreter, tmp_path)
+
+
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_scales_that_are_not_positive(scale: float, interpreter: Worker, tmp_path: Path) -> None:
     """What is masked is left out however scores are scaled, and the greatest score is that of the least product."""

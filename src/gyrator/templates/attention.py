@@ -420,6 +420,16 @@ def taken_over(space, plane, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.
 
 # -- gradients -----------------------------------------------------------------------------------------------
 @triton.jit
+def of_scores(d_scores, scores, ALL: tl.constexpr):
+    """The gradients of products that are scores, 0 of others: what ``slope`` makes of these, as of products with rows
+    that are not there, may be no number. ALL: all are."""
+    if ALL:
+        return d_scores
+    else:
+        return tl.where(scores == float("-inf"), 0.0, d_scores)
+
+
+@triton.jit
 def walk_columns(
     acc, q, d_out, sums, delta, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers,
     scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
@@ -445,6 +455,7 @@ def walk_columns(
         d_scores = weights * (d_weights - delta[:, None])
         if not PLAIN:
             d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
+            d_scores = of_scores(d_scores, scores, KEPT and EVEN_N)
         acc = tl.dot(d_scores.to(k.dtype), k, acc, input_precision=PRECISION)
     return acc
 
@@ -523,6 +534,7 @@ def walk_rows(
         d_scores = weights * (d_weights - minus[None, :])
         if not PLAIN:
             d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
+            d_scores = of_scores(d_scores, scores, KEPT and EVEN_M)
         d_key = tl.dot(d_scores.to(q.dtype), q, d_key, input_precision=PRECISION)
     return d_key, d_value
 
