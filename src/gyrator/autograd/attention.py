@@ -154,17 +154,21 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     if sources[-1] not in constant or (varying and not all(map(_is_positional, sources))):
         return []
     numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
+    most = dict.fromkeys(varying, 1)  # what positions and constants add up to in a node, or are compared with
     for node in sources:
-        map_aggregate((node.args, node.kwargs), lambda x: numbers.append(abs(x)) if type(x) is int else None)
+        read: list[Any] = []
+        map_aggregate((node.args, node.kwargs), read.append)
+        numbers += [abs(x) for x in read if type(x) is int]
+        found = [1, *(abs(x) if type(x) is int else most.get(x, 0) for x in read)]
+        most[node] = (sum if name_of(node).strip("_") in _COMPARE else max)(found)
     symbols = sorted({s for size in varying.values() for s in size.free_symbols}, key=str)
-    far = 2 * sum(numbers) + 9
+    far = 2 * max(sum(numbers), *most.values()) + 9
     if sum(_elements(node, far * (len(symbols) + 1)) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
         return []
     orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger, or whether one is
     some = {2, 3, *numbers, sum(numbers), far} - {0, 1}  # what grows with a size may pass a constant
     each = {tuple((s, n + d * k) for k, s in enumerate(order)) for order in orders for n in some for d in (far, 0)}
-    tried = sorted(map(dict, each), key=str)
-    return [{node: int(size.subs(n)) for node, size in varying.items()} for n in (tried if symbols else tried[:1])]
+    return [{node: int(size.subs(n)) for node, size in varying.items()} for n in sorted(map(dict, each), key=str)]
 
 
 def _is_positional(node: Node) -> bool:
@@ -239,16 +243,14 @@ def _kind_of(mask: Tensor | None) -> Kind | None:
     """None for a mask that lets other scores pass, or that adds something else than zero or minus infinity."""
     if mask is None or mask.ndim < 2:
         return None
-    if mask.dtype != torch.bool:
-        passing = mask == 0
-        if not bool((passing | (mask <= torch.finfo(mask.dtype).min)).all()):
-            return None
-        mask = passing
-    if bool(mask.all()):
+    passing = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not bool((passing | (mask <= torch.finfo(mask.dtype).min)).all()):
+        return None
+    if bool(passing.all()):
         return "open"
     queries, keys = mask.shape[-2:]
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    return "causal" if queries == keys and bool((mask == triangle).all()) else None
+    return "causal" if queries == keys and bool((passing == triangle).all()) else None
 
 
 def in_rows(mask: Tensor) -> Tensor:

@@ -167,9 +167,7 @@ def _like_query(x: Tensor, query: Tensor) -> Tensor:
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the type of autocast, if that is on."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors) if torch.is_autocast_enabled(kind) else tensors
 
 
 def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:

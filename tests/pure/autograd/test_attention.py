@@ -137,6 +137,11 @@ def triangle(at: Tensor) -> Tensor:
     return at[None, :] <= at[:, None]
 
 
+def of_many(x: Tensor) -> Tensor:
+    thrice = x + x + x
+    return thrice + thrice + thrice + thrice
+
+
 OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "all pass": ("", lambda q: (positions(q) >= 0)[None, :].expand(q.shape[2], -1)),
     "causal": (" causal", lambda q: triangle(positions(q) + 3)),
@@ -157,6 +162,8 @@ OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "small before": ("?", lambda q: triangle(torch.arange(q.shape[2]).to(torch.int8).to(torch.int64))),
     "made small": ("?", lambda q: triangle(torch.arange(q.shape[2], dtype=torch.float16).to(torch.int32))),
     "of a number": ("?", lambda q: triangle(positions(q)) | (positions(q) < q.shape[0])),
+    "sums of sums": ("?", lambda q: triangle(positions(q)) | (positions(q)[-1:] < of_many(torch.full((), 8)))),
+    "steps that grow": ("?", lambda q: triangle(positions(q)) | (positions(q).cumsum(0) <= of_many(positions(q)))),
     "one but for a few": ("?", lambda q: (positions(q) != 7 - q.shape[2])[None, :].expand(q.shape[2], q.shape[2])),
     "in turns": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] // 64 == positions(q)[:, None] // 64)),
 }
