@@ -165,9 +165,10 @@ def _like_query(x: Tensor, query: Tensor) -> Tensor:
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the type of autocast, if that is on."""
+    """The tensors in the type of autocast, if that is on; it leaves float64 as it is."""
     kind = tensors[0].device.type
-    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors) if torch.is_autocast_enabled(kind) else tensors
+    casts = torch.is_autocast_enabled(kind) and all(x.dtype != torch.float64 for x in tensors)
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors) if casts else tensors
 
 
 def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:

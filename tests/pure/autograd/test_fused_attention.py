@@ -42,6 +42,16 @@ def test_results_lie_in_memory_as_the_query() -> None:
     same_as_eager(attention, *(x.bfloat16() for x in (q, k, k, bias)), backward=False)
 
 
+def test_autocast_leaves_float64_as_it_is() -> None:
+    def under_autocast(*given: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attention(*given)
+
+    given = [x.double() for x in (*torch.randn(3, 2, 2, 6, 4), torch.randn(2, 6))]
+    run, _ = compiled(under_autocast)
+    torch.testing.assert_close(run(*given), under_autocast(*given))
+
+
 def test_no_tensor_holds_the_scores() -> None:
     run, graphs = compiled(attention)
     out = run(leaf(1, 4, 6, 4), leaf(1, 2, 6, 4), leaf(1, 2, 6, 4), torch.randn(4, 6))
