@@ -121,22 +121,16 @@ def _is_possible(operands: Sequence[Tensor], mask: Tensor | None, *, made: bool)
 
 def _is_faster(operands: Sequence[Tensor], mask: Tensor | None, *, causal: bool, made: bool) -> bool:
     """Whether it takes less than the library's time on an H200 (benchmarks/few_keys.py). What is said of each row is
-    read in vectors where rows of it begin at multiples of 8 elements; else a number at a time."""
+    read in vectors where rows of it begin at multiples of 8 elements, if it is not made; else a number at a time."""
     (rows, keys), width = (x.shape[-2] for x in operands[:2]), max(x.shape[-1] for x in operands)
-    if made and not (type(rows) is int and rows < FEW):
-        return width <= 4 * NARROW
-    if mask is None or keys <= FEW:
+    if mask is None or (type(keys) is int and keys <= FEW):
         most = FEW if mask is not None or width > NARROW else FEW * (2 if causal else 8)
         return keys <= most and width <= 2 * NARROW
     of_rows = mask.ndim > 1 and not (guard_or_false(mask.shape[-2] == 1) or guard_or_false(mask.stride(-2) == 0))
     steps = (*mask.stride()[:-1], mask.storage_offset())
     vectors = guard_or_false(mask.stride(-1) == 1) and all(type(n) is int and n % 8 == 0 for n in steps)
-    if (type(rows) is int and rows < FEW) or (of_rows and not vectors):
-        return False
-    boolean, even, trained = mask.dtype == torch.bool, keys % FEW == 0, any(x.requires_grad for x in operands)
-    if width > 2 * NARROW:
-        return width <= 4 * NARROW and (even if of_rows else keys > 2 * FEW and (boolean or even))
-    return not of_rows or width <= NARROW or (keys <= 32 * FEW if trained else boolean or even)
+    few = type(rows) is int and rows < FEW
+    return not few and width <= 4 * NARROW and (made or vectors or not of_rows)
 
 
 def reads_of(args: Sequence[Any]) -> list[list[Any]]:

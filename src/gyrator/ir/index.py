@@ -171,9 +171,7 @@ class Index:
         """The constant this index is, or None."""
         if not self.terms:
             return 0
-        if len(self.terms) == 1 and not self.terms[0][0]:
-            return self.terms[0][1]
-        return None
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     @property
     def atom(self) -> Atom | None:

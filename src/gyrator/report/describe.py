@@ -163,9 +163,7 @@ def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit 
         return f"both are calls: {first.op} and {reader.op}"
     if isinstance(first, Extern):
         return f"the value comes from a call: {first.op}"
-    if isinstance(reader, Extern):
-        return f"the value goes to a call: {reader.op}"
-    return ""
+    return f"the value goes to a call: {reader.op}" if isinstance(reader, Extern) else ""
 
 
 def _memory(plan: Plan, program: Program) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
