@@ -387,7 +387,7 @@ def test_masks_that_a_program_makes_are_computed_for_each_score(
     mask: Mod, low: int | None, high: int | None, size: int, dynamic: bool,
     interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """They are not stored, also not for backward, and tiles in which they keep nothing are left out."""
+    """They are not stored, also not for backward, and tiles in which they keep nothing are left out (64: all is one)."""
     monkeypatch.setattr(fused_attention, "FASTER_ON", "cpu")
 
     def run(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
@@ -409,6 +409,7 @@ def test_masks_that_a_program_makes_are_computed_for_each_score(
     kernels = [kernel for made_for_gpu in emulator.printed for kernel in made_for_gpu.kernels]
     templates = [kernel.source for kernel in kernels if kernel.name.startswith("attention_")]
     assert len(templates) == 3
+    low, high = (None, None) if size == 64 else (low, high)
     bounds = f"{-FAR if low is None else low}, {FAR if high is None else high},"
     assert all(bounds in re.sub(r"\s+", " ", text) for text in templates)
     values = [step.value for p in emulator.printed for step in p.plan.steps if isinstance(step, Allocate)]

@@ -19,7 +19,7 @@ from gyrator.ir.index import ONE, ZERO, as_index, product
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend
 from gyrator.schedule.gpu_tiling import power
-from gyrator.schedule.masks import band
+from gyrator.schedule.masks import FAR, band
 
 FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
@@ -57,18 +57,21 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
 
     (_, head, row, column), (query, key, value, *_) = stage.axes, stage.operands
     blocks = [dict(config.blocks) for config in printer.tiling.configs]
-    even, columns = [], stage.axes[3].extent.value
+    even, several = [], []
     for axis, name, side in zip((row, column), ("BLOCK_M", "BLOCK_N"), stage.sides, strict=True):
-        steps = [*(b[name] for b in blocks), *([side] if stage.lists else [])]
-        even.append(axis.extent.value is not None and all(axis.extent.value % step == 0 for step in steps))
+        steps, length = [b[name] for b in blocks], axis.extent.value
+        even.append(length is not None and all(length % n == 0 for n in (*steps, *([side] if stage.lists else []))))
+        several.append(length is None or length > max(steps))
+    moved = not even[1] and column.extent.value is not None and column.extent.value >= max(b["BLOCK_N"] for b in blocks)
+    bounds = band(stage.functions[1], row, column) if several[stage.template != "columns"] else (-FAR, FAR)
+    slope = "None" if all(isinstance(f, Ref) for f in stage.functions[2:]) else "slope"
     plain = isinstance(stage.functions[0], Ref) and stage.scale > 0  # else the greatest product is no greatest score
     return [
         *(tuple_of(map(tensor, views)) for views in (stage.operands, stage.lists, stage.results)),
         tuple_of(printer.index(axis.extent).text for axis in stage.axes),
-        *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
+        *(repr(stage.scale), "score", "keep", slope),
         tuple_of(reads_of(printer, stage)),
-        *map(str, (*even, not even[1] and columns is not None and columns >= max(b["BLOCK_N"] for b in blocks))),
-        *map(str, (plain, stage.functions[1] == Const(True, torch.bool), *band(stage.functions[1], row, column))),
+        *map(str, (*even, moved, plain, stage.functions[1] == Const(True, torch.bool), *bounds)),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
         *["counters"] * ("PROGRAMS" in blocks[0]),
@@ -86,4 +89,5 @@ def score_functions(printer: Expressions, stage: Attend, *, gluon: bool) -> Iter
         known[Ref(score, torch.float32, frozenset(stage.axes))] = Term(score, axes=tiled, name=True)
     reads, element = reads_of(printer, stage), stage.operands[0].value.dtype
     for (name, scores), expr in zip(FUNCTIONS.items(), stage.functions, strict=False):
-        yield from function_lines(name, (*scores, *"bhij"), expr, printer, reads, known, element, apart=not gluon)
+        if name != "slope" or not isinstance(expr, Ref):
+            yield from function_lines(name, (*scores, *"bhij"), expr, printer, reads, known, element, apart=not gluon)

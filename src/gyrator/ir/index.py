@@ -134,9 +134,7 @@ class Index:
         other = as_index(other)
         if not self.terms:
             return other
-        if not other.terms:
-            return self
-        return _sum((*self.terms, *other.terms))
+        return _sum((*self.terms, *other.terms)) if other.terms else self
 
     __radd__ = __add__
 
@@ -165,7 +163,6 @@ class Index:
     def __mod__(self, den: IndexLike) -> Index:
         return div_mod(self, as_index(den))[1]
 
-    # -- looking -------------------------------------------------------------------------------------------
     @property
     def value(self) -> int | None:
         """The constant this index is, or None."""

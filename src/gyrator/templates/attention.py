@@ -5,11 +5,11 @@
 
 No tensor holds the scores: a program walks the keys of its rows, or the rows of its keys, tile by tile (Dao,
 "FlashAttention-2", 2023). Generated kernels define the functions ``score``, ``keep`` and ``slope`` (the gradient of
-``score``) of a tile; all take what they read of memory as the tuple ``reads``. A tensor of four dimensions comes as
-(pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row). ``lists`` say which
-blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their numbers), each with
-its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all; EVEN_M,
-EVEN_N: tiles end where rows or columns do; MOVED_N: the last one of columns begins earlier, so that it ends there.
+``score``; None: it is 1) of a tile; all take what they read of memory as the tuple ``reads``. A tensor of four
+dimensions comes as (pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row).
+``lists`` say which blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their
+numbers), each with its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all;
+EVEN_M, EVEN_N: tiles end where rows or columns do; MOVED_N: the last one of columns begins earlier, to end there.
 LOW, HIGH: what the column less the row of what ``keep`` keeps is at least and at most, ±FAR where nothing is known;
 other tiles are not walked where there are no lists."""
 
@@ -453,7 +453,7 @@ def walk_columns(
         weights = tl.math.exp2(scores * factor - sums[:, None])
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         d_scores = weights * (d_weights - delta[:, None])
-        if not PLAIN:
+        if slope is not None:
             d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
             d_scores = of_scores(d_scores, scores, KEPT and EVEN_N)
         acc = tl.dot(d_scores.to(k.dtype), k, acc, input_precision=PRECISION)
@@ -532,7 +532,7 @@ def walk_rows(
         minus = load_sums(delta_of, delta, start, m, BLOCK_M, EVEN_M)
         d_weights = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
         d_scores = weights * (d_weights - minus[None, :])
-        if not PLAIN:
+        if slope is not None:
             d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), within(j, n, WHOLE), reads)
             d_scores = of_scores(d_scores, scores, KEPT and EVEN_M)
         d_key = tl.dot(d_scores.to(q.dtype), q, d_key, input_precision=PRECISION)
