@@ -387,7 +387,7 @@ def test_masks_that_a_program_makes_are_computed_for_each_score(
     mask: Mod, low: int | None, high: int | None, size: int, dynamic: bool,
     interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """They are not stored, also not for backward, and tiles in which they keep nothing are left out (64: all is one)."""
+    """They are not stored, also not for backward; of several tiles those in which they keep nothing are left out."""
     monkeypatch.setattr(fused_attention, "FASTER_ON", "cpu")
 
     def run(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
