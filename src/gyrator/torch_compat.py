@@ -119,9 +119,7 @@ def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
 
 def plain_number(expr: Any) -> int | float | bool:
     """A constant expression of torch's symbolic shapes as a Python number."""
-    if expr.is_Boolean:
-        return bool(expr)
-    return int(expr) if expr.is_Integer else float(expr)
+    return bool(expr) if expr.is_Boolean else int(expr) if expr.is_Integer else float(expr)
 
 
 def functions_of_numbers() -> Mapping[str, Callable[..., object]]:

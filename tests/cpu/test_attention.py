@@ -58,6 +58,18 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
 
 
+def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    ends = torch.tensor([k.shape[2] - 5, k.shape[2] // 2])[: q.shape[0], None, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(j < ends) & (j <= i) & (j > i - 40))
+
+
+def ahead(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The last rows see no key."""
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(j >= i + 20) & (j != 30))
+
+
 def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     return F.scaled_dot_product_attention(
@@ -75,7 +87,7 @@ def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @in_dtypes
 @pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, biased, grouped])
+@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, windowed, ahead, biased, grouped])
 def test_a_template_computes_the_librarys_attention(
     fn: Callable[..., Tensor], backward: bool, dtype: torch.dtype
 ) -> None:
@@ -84,6 +96,18 @@ def test_a_template_computes_the_librarys_attention(
         given = [x.to(dtype).requires_grad_(backward) for x in tensors(query, key)]
         check(fn, given, backend="gyrator", backward=backward, dynamic=False)
         assert not called()
+
+
+@pytest.mark.parametrize(("fn", "bounds"), [(windowed, "-39, 0"), (ahead, "20, 1073741824")])
+def test_a_mask_that_the_program_makes_is_computed_in_the_kernel(fn: Callable[..., Tensor], bounds: str) -> None:
+    """It lies nowhere, and keys that it leaves out for all of some rows are not walked."""
+    gyrator.reset()
+    given = [x.requires_grad_() for x in tensors((2, 4, 133, 32), (2, 4, 261, 32))]
+    graphs = gyrator.explain(fn, *given, timing=False).data.graphs()
+    kernels = [kernel for graph in graphs for kernel in graph.record.kernels]
+    walks = [kernel.source for kernel in kernels if "gy::RowTiles" in kernel.source]
+    assert len(walks) == 2 and all(f".walk_near({bounds}, " in source for source in walks)
+    assert not any("where" in kernel.name for kernel in kernels)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "scalar"])
@@ -132,7 +156,7 @@ def test_the_library_has_doubles_gradients_of_few_rows_and_what_the_user_leaves_
 
 
 @in_dtypes
-@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, biased, grouped])
+@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, windowed, ahead, biased, grouped])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_few_rows_read_keys_and_values_as_they_lie(fn: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
     gyrator.reset()

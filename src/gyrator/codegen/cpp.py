@@ -31,6 +31,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 from gyrator.schedule.attention import causal
+from gyrator.schedule.masks import FAR, band
 from gyrator.schedule.products import ZEROED
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
@@ -375,12 +376,14 @@ class Loops(Expressions):
         """Which keys a tile of rows meets, and what becomes of its scores."""
         score, keep = stage.functions[:2]
         every, below = keep == Const(True, torch.bool), keep == causal([a.index() for a in stage.axes])
+        bounds = band(keep, *stage.axes[2:])
         plain = isinstance(score, Ref) or not (stage.lists or every or below)
         whole = "gy::unchanged" if plain else self._change(stage, "whole", score)
         kept = Op("where", (keep, score, Const(-inf, torch.float32)), torch.float32)
         some = whole if every else self._change(stage, "kept", kept)
         if not stage.lists:
-            self.emit(f"{attention}.walk_causal({some}, {whole});" if below else f"{attention}.walk({some});")
+            near = f"walk({some})" if bounds == (-FAR, FAR) else f"walk_near({bounds[0]}, {bounds[1]}, {some})"
+            self.emit(f"{attention}.{f'walk_causal({some}, {whole})' if below else near};")
             return
         first = Size("first")
         self.bind(first, Term(f"{tile}.row", self.block.depth, name=True))

@@ -129,7 +129,6 @@ class Index:
     _nonnegative: bool | None = field(init=False)
     _indirects: tuple[Indirect, ...] | None = field(init=False)
 
-    # -- arithmetic ----------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:
         other = as_index(other)
         if not self.terms:
@@ -308,7 +307,6 @@ def product(factors: tuple[Index, ...] | list[Index]) -> Index:
     return reduce(mul, factors, ONE)
 
 
-# -- division ----------------------------------------------------------------------------------------------
 def exact_quotient(num: Index, den: Index) -> Index | None:
     """``q`` with ``num = q·den`` for all values, or None."""
     quotient, rest = _long_division(num, den)
@@ -410,7 +408,6 @@ def _nested_division(num: Index, den: Index) -> Index | None:
     return None
 
 
-# -- bounds and proofs -------------------------------------------------------------------------------------
 def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
     """Inclusive bounds of an atom as polynomials in sizes; the upper one may be unknown."""
     match atom:
@@ -566,7 +563,6 @@ def is_less(a: IndexLike, b: IndexLike) -> bool:
     return is_nonnegative(as_index(b) - a - 1)
 
 
-# -- substitution ------------------------------------------------------------------------------------------
 def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     """Replace atoms by indices everywhere, simplifying again: ``{i: 4*a + b}`` in ``i // 4`` gives ``a``.
     Extents within axes are left as they are; an indirect value is rewritten with the same mapping."""

@@ -32,7 +32,6 @@ class LoopKind(enum.Enum):
     LANES = "lanes"  # vectorised: a step handles several iterations, the rest runs one by one
 
 
-# -- stages ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Let:
     """Name the value of an expression for the rest of this loop's body, inner loops included."""
@@ -153,7 +152,6 @@ class Param:
     last: bool = False
 
 
-# -- tiles of a GPU kernel ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Config:
     """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages.
@@ -208,7 +206,6 @@ class Kernel:
     tiling: Tiling | None = None
 
 
-# -- walking -----------------------------------------------------------------------------------------------
 def walk_stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
     """Every stage of a tree in the order of its text."""
     for item in body:

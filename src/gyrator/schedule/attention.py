@@ -10,12 +10,13 @@ one score (what becomes of it, whether it is kept, its gradient) become expressi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Ref, Value, rewrite
-from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index, dot
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite
+from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
@@ -52,13 +53,14 @@ def attention_unit(call: Extern, rule: Rule, ways: Ways, made: Mapping[Value | N
     """A call of attention as a kernel, which computes what it reads of scores as ``made``; any other call as it is.
 
     A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
-    attend = _written(call, rule, made) if call.functions else _library(call) if call.op in _LIBRARY else None
+    meaning = _written if call.functions else _library if call.op in _LIBRARY else None
+    attend = None if meaning is None else meaning(call, rule, made)
     template, configs = ("", ()) if attend is None else ways(attend)
     if attend is None or not configs:
         return call
-    if call.functions:
-        read = dict.fromkeys(load.value for f in attend.functions for load in f.loads())
-        call = replace(call, args=(*call.args[:5], tuple(map(full_view, read))))
+    read = dict.fromkeys(load.value for f in attend.functions for load in f.loads())
+    args = (*call.args[: 5 if call.functions else None], tuple(map(full_view, read)))
+    call = replace(call, args=args, kwargs=tuple(named for named in call.kwargs if named[0] != "attn_mask"))
     return Templated(call, template, configs, attend=replace(attend, template=template))
 
 
@@ -77,8 +79,8 @@ def _written(call: Extern, rule: Rule, made: Mapping[Value | None, Nest]) -> Att
     return Attend(template, axes, tensors, lists, _shown(call), functions, tuple(sides), scale)
 
 
-def _library(call: Extern) -> Attend | None:
-    """What a call of the library's attention means, whose masks are numbers to add."""
+def _library(call: Extern, rule: Rule, made: Mapping[Value | None, Nest]) -> Attend | None:
+    """What a call of the library's attention means, whose masks are numbers to add; 0 and -inf say what is kept."""
     template, names = _LIBRARY[call.op]
     given: dict[str, Any] = dict(zip(names.split(), call.args, strict=False)) | dict(call.kwargs)
     tensors, mask = tuple(given[name] for name in _OF_BACKWARD if name in given), given.get("attn_mask")
@@ -94,11 +96,15 @@ def _library(call: Extern) -> Attend | None:
         axes = _axes(tensors)
         places = (axes[0].index(), axes[1].index() * group + axes[2].index(), ZERO, axes[3].index())
     score: Expr = Ref("score", torch.float32, frozenset(axes))
-    if mask is not None:
-        steps = [ZERO if n is ONE else step for n, step in zip(mask.shape, mask.strides, strict=True)]
-        at = dot(places[-len(steps) :], tuple(steps)) + mask.offset
-        score = op("add", score, cast(Load(mask.value, (at,)), torch.float32))
     keep = causal(places) if given.get("causal") else Const(True, torch.bool)
+    if mask is not None:
+        at = zip(mask.shape, places[-len(mask.shape) :], strict=True)
+        bias = element_of(mask, tuple(ZERO if n is ONE else place for n, place in at), made, rule)
+        match bias:
+            case Op("where", (kept, Const(0), Const(value))) if value == -inf:
+                keep = op("logical_and", keep, kept) if given.get("causal") else kept
+            case _:
+                score = op("add", score, cast(bias, torch.float32))
     scale = width**-0.5 if scale is None else float(scale)
     return Attend(template, axes, tensors, (), shown, (score, keep), (1, 1), scale, natural=True)
 

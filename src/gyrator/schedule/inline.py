@@ -156,6 +156,4 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
 
 
 def _cost(node: Expr) -> int:
-    if isinstance(node, Load):
-        return 20 if indirect_values(node.index) else 0
-    return cost_of(node)
+    return 20 * bool(indirect_values(node.index)) if isinstance(node, Load) else cost_of(node)

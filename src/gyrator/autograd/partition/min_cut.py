@@ -25,6 +25,7 @@ from gyrator.autograd.partition.recompute import Cost, cost, fusible, is_copyles
 from gyrator.errors import InternalCheckError
 
 aten = torch.ops.aten
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
@@ -186,8 +187,9 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
 
 def _computes(user: Node, node: Node) -> bool:
     """Whether an operator may compute a value where it reads it: attention what it reads of each score."""
-    operands = [x for x in flatten(user.args[2:4]) if isinstance(x, Node)]
-    return user.target is fused_attention and all(_through_views(x) is not node for x in operands)
+    given = user.args[2:4] if user.target is fused_attention else user.args
+    operands = [_through_views(x) for x in flatten(given) if isinstance(x, Node)]
+    return user.target in (fused_attention, _BACKWARD) and node not in operands
 
 
 def _price(node: Node, joint: JointGraph) -> float:

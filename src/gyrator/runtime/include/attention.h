@@ -126,6 +126,11 @@ template <class Self, int Keys> struct KeyWalk {
     walk_range(0, whole, all);
     walk_range(whole, end, some);
   }
+  // Those that are at least `low` and at most `high` keys after a row.
+  template <class Change> void walk_near(int64_t low, int64_t high, const Change& change) {
+    const int64_t begin = max_index(self().tile.row + low, 0) / Keys * Keys;
+    walk_range(begin, min_index(self().keys, self().tile.row_end + high), change);
+  }
   // Blocks of `side` keys, a multiple of Keys, whose numbers are `count` elements of a list.
   template <class Change>
   void walk_listed(int64_t count, const int32_t* blocks, int64_t stride, int64_t side, const Change& change) {
