@@ -31,7 +31,8 @@ ROUNDS = 9
 @dataclass(frozen=True)
 class Case:
     """Attention of so many heads, rows (as many ``keys`` unless said) and columns; ``groups`` heads have the same keys.
-    With keys said it is a step of decoding: there are no gradients."""
+    With keys said it is a step of decoding: there are no gradients. Masks that are ``made`` are so in the program, from
+    the ends of sequences: keys after the row are hidden too, by a ``window`` also those far before it."""
 
     name: str
     batch: int
@@ -53,9 +54,15 @@ class Case:
             return self._flexible()
         b, h, m = self.batch, self.heads, self.rows
         masks = {"padding": torch.zeros(b, 1, 1, m), "bias": torch.randn(1, h, m, m)}
+        seen = torch.arange(m) < m - 100 - torch.arange(b)[:, None]
+
+        def made() -> Tensor:
+            row, key = torch.arange(m)[:, None], torch.arange(m)
+            near = key > row - 256 if self.mask == "made window" else key >= 0
+            return seen[:, None, None] & (key <= row) & near
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            mask = masks[self.mask].to(q.dtype) if self.mask in masks else None
+            mask = masks[self.mask].to(q.dtype) if self.mask in masks else made() if "made" in self.mask else None
             causal = self.mask == "causal"
             return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=self.groups > 1)
 
@@ -86,6 +93,9 @@ CASES = [
     Case("Llama, 2 x 512", 2, 16, 512, 128, groups=4, mask="causal"),
     Case("2,048 causal", 1, 12, 2048, 64, mask="causal"),
     Case("2,048", 1, 12, 2048, 64),
+    Case("2 x 512, made", 2, 12, 512, 64, mask="made"),
+    Case("2,048 made", 1, 12, 2048, 64, mask="made"),
+    Case("2,048 made window", 1, 12, 2048, 64, mask="made window"),
     Case("decode, 2,048 keys", 4, 16, 1, 128, keys=2048),
     Case("decode, 2,048 keys of 4 heads", 4, 32, 1, 128, groups=4, keys=2048),
     *[Case(f"flex {name}, 2,048", 1, 8, 2048, 64, flex=name) for name in
@@ -135,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     rows: list[dict[str, object]] = []
-    for case in CASES:
+    for case in (case for case in CASES if given.only in case.name):
         for row in measure(case, getattr(torch, given.dtype)):
             rows.append(row | {"threads": given.threads})
             print(rows[-1], flush=True)
