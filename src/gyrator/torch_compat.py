@@ -36,14 +36,12 @@ def register_backend(name: str, target: str) -> None:
         registry._BACKENDS.setdefault(name, EntryPoint(name, target, "torch_dynamo_backends"))
 
 
-# -- symbolic shapes -----------------------------------------------------------------------------------------
 def symbol_hint(shape_env: Any, symbol: Any) -> int | float | None:
     """The value that a symbol has in the call being compiled; None for an unbacked one."""
     value = shape_env.backed_var_to_val.get(symbol)
     return plain_number(value) if getattr(value, "is_number", False) else None  # a nested tensor's size is none
 
 
-# -- graphs --------------------------------------------------------------------------------------------------
 graph_module: Callable[[Any, Graph], GraphModule] = _LazyGraphModule
 """`GraphModule(root, graph)` that writes its Python code when that is asked for, which of most graphs it never is."""
 
@@ -60,7 +58,6 @@ def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name
     return node
 
 
-# -- memory and launching ------------------------------------------------------------------------------------
 _guards: Any = torch._C._dynamo.guards
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]

@@ -138,9 +138,7 @@ class Expressions(Blocks[Term, Block]):
                 term = self._first_lanes(e) or self._op(e)
             case _:
                 raise InternalCheckError("print", f"{type(e).__name__} {e} cannot be printed as C++")
-        if wish is not None or self._uses[e] > 1:
-            return self._named(e, term, "t", wish)
-        return term
+        return self._named(e, term, "t", wish) if wish is not None or self._uses[e] > 1 else term
 
     def _op(self, e: Op) -> Term:
         terms = self.together(e.args, len(e.name) + len("gy::(, )") + len(type_name(e.dtype)))

@@ -84,9 +84,7 @@ def is_small(dtype: torch.dtype) -> bool:
 
 def working(dtype: torch.dtype) -> torch.dtype:
     """The type in which a reduction of elements of ``dtype`` runs."""
-    if is_small(dtype):
-        return torch.float32
-    return torch.int32 if dtype.itemsize < 4 else dtype
+    return torch.float32 if is_small(dtype) else torch.int32 if dtype.itemsize < 4 else dtype
 
 
 def typed_literal(value: Scalar, dtype: torch.dtype) -> str:

@@ -12,6 +12,7 @@ from gyrator.ir.index import ONE, Axis, Index, Max, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, View, bodies
 from gyrator.ir.simplify import Rule, index_of
+from gyrator.schedule.plan import full_view
 from gyrator.schedule.prologue import DEAR, coordinates, may_compute
 
 _COMPARED = ("le", "lt", "ge", "gt")
@@ -20,23 +21,28 @@ FAR = 1 << 30
 
 
 def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Nest], rule: Rule) -> Expr:
-    """The element of a view at its place in memory, or as the nest that makes it computes it: cheaply, and from less
-    than an element for each row and column."""
-    nest = made.get(view.value)
-    if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest) or not _is_cheap(nest):
+    """The element of a view at its place in memory, or as a nest computes it."""
+    nest = _maker(view, made)
+    if nest is None:
         return Load(view.value, (dot(at, view.strides) + view.offset,))
 
-    def flat(e: Expr) -> Expr | None:
-        return Load(e.value, (e.value.position(e.index),)) if isinstance(e, Load) else rule(e)
+    def inner(e: Expr) -> Expr | None:
+        return element_of(full_view(e.value), e.index, made, rule) if isinstance(e, Load) else rule(e)
 
-    return rewrite(bodies(nest.root)[0], flat, dict(zip(nest.axes, coordinates(view, at), strict=True)))
+    return rewrite(bodies(nest.root)[0], inner, dict(zip(nest.axes, coordinates(view, at), strict=True)))
 
 
-def _is_cheap(nest: Nest) -> bool:
-    (body,) = bodies(nest.root)
-    sides = {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
-    whole = any(load.mask is not None or sides <= load.axes() for load in body.loads())
-    return not whole and all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
+def _maker(view: View, made: Mapping[Value | None, Nest]) -> Nest | None:
+    """The nest that makes a view's value cheaply, from less than an element for each row and column, or from what such
+    nests make."""
+    nest = made.get(view.value)
+    if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest):
+        return None
+    body, sides = nest.root.body, {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
+    cheap = all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
+    whole = [load.value for load in body.loads() if sides <= load.axes()]
+    plain = all(load.mask is None for load in body.loads())
+    return nest if cheap and plain and all(_maker(full_view(value), made) for value in whole) else None
 
 
 def band(keep: Expr, row: Axis, column: Axis) -> tuple[int, int]:

@@ -69,6 +69,18 @@ def test_a_mask_of_fewer_numbers_is_computed() -> None:
     assert found == both(compared("le", j, i), Load(HIDDEN.value, (b * 40 + j,)))
 
 
+def test_a_mask_of_a_mask_is_computed_of_what_that_is_made_of() -> None:
+    first, second = value("first", 2, 40, 40), value("second", 2, 40, 40)
+    axes, at = (BATCH, ROW, COLUMN), (BATCH.index(), HERE, THERE)
+    near = compared("gt", THERE, HERE - 5)
+    made = {
+        first: Nest((first,), axes, Pointwise(both(DIAGONAL, HIDDEN)), ()),
+        second: Nest((second,), axes, Pointwise(both(near, Load(first, at))), ()),
+    }
+    found = element_of(full_view(second), at, {**made}, simplifier(exact_rounding=False))
+    assert {load.value for load in found.loads()} == {HIDDEN.value} and band(found, ROW, COLUMN) == (-4, 0)
+
+
 @pytest.mark.parametrize(
     "body",
     [
