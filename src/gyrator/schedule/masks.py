@@ -1,7 +1,9 @@
-"""What attention reads of each score, computed where it is read instead of stored; and which scores it can keep.
+"""What attention reads of each score, computed where it is read instead of stored.
 
-mask[b, 0, i, j] = j <= i & pad[b, j] != 0                               stored, and read by every head
-keep(b, h, i, j) = mask[b, 0, i, j]    →    keep(b, h, i, j) = j <= i & pad[b, j] != 0        j - i ≤ 0"""
+    mask[b, 0, i, j] = j <= i & pad[b, j] != 0                               stored, and read by every head
+    keep(b, h, i, j) = mask[b, 0, i, j]    →    keep(b, h, i, j) = j <= i & pad[b, j] != 0
+
+What is said of ``j - i`` bounds the keys that are walked."""
 
 from collections.abc import Mapping
 
@@ -15,9 +17,8 @@ from gyrator.ir.simplify import Rule, index_of
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.prologue import DEAR, coordinates, may_compute
 
-_COMPARED = ("le", "lt", "ge", "gt")
-FAR = 1 << 30
-"""How far from its row a key is that no bound leaves out."""
+_COMPARED, FAR = ("le", "lt", "ge", "gt"), 1 << 30
+"""How places are compared, and how far from its row a key is that no bound leaves out."""
 
 
 def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Nest], rule: Rule) -> Expr:
