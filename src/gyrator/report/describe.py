@@ -13,7 +13,7 @@ from gyrator.metrics.kernels import KernelFacts, facts_of
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.plan import Call, Copy, Join, Launch, Plan, held
-from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
+from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, uses_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
 
@@ -139,7 +139,7 @@ def _unfused(made: Scheduled) -> Iterator[Unfused]:
         for value in sorted(uses(reader), key=lambda v: v.name):
             first = producer.get(value)
             ours, theirs = unit.get(value), next((unit.get(v) for v in defines(reader)), None)
-            if first is None or (ours is theirs and ours is not None):
+            if first is None or (ours is theirs and ours is not None) or (theirs and value not in uses_of(theirs)):
                 continue
             verdict = verdicts.get((id(first), id(reader), value))
             reason = _call_between(first, reader, ours, theirs) or (verdict.reason if verdict else "")

@@ -186,8 +186,7 @@ def step(
 def own(
     queries, k, v, next_pid, bars, lists, sizes, results, scale, score, keep, reads,
     EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    V: gl.constexpr,
-    SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, C: gl.constexpr,
+    V: gl.constexpr, SIDE_M: gl.constexpr, SIDE_N: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """The results of half ``C`` of the rows of each tile."""
     q_full, q_free, k_full, k_free, v_full, v_free, next_full, next_free = bars
