@@ -204,13 +204,6 @@ def _quotient(total: Expr, count: Index) -> Expr:
     return op("div" if total.dtype.is_floating_point else "truncdiv", total, number(count, total.dtype))
 
 
-def _undilated(
-    shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, *options: Any
-) -> Windows:
-    """As `sliding`, without its option `dilation`."""
-    return sliding(shape, outputs, kernel, stride, padding, 1, *options)
-
-
 def _pool(pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, x: TensorRef, *rest: Any) -> Any:
     """``rest``: for ``backward`` the forward's input, then the options, then for that of a maximum its indices."""
     shapes = x.shape[-rank:], (out[0] if isinstance(out, tuple) else out).shape[-rank:]
@@ -222,7 +215,7 @@ def _pool(pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out
 
 _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
     ("max_pool{}d_with_indices", sliding, _max_of, _max_backward),
-    ("avg_pool{}d", _undilated, _mean_of, _mean_backward),
+    ("avg_pool{}d", lambda x, out, k, s=(), p=0, *more: sliding(x, out, k, s, p, 1, *more), _mean_of, _mean_backward),
     ("_adaptive_avg_pool{}d", dividing, _mean_of, _mean_backward),
     ("adaptive_max_pool{}d", dividing, _max_of, _max_backward),
 )
