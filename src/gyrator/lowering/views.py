@@ -32,10 +32,7 @@ def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]
         return (ZERO,) * len(old)
     coords: list[Index] = []
     for new_part, old_part in _groups(shape, old):
-        extents = [old[k] for k in old_part]
-        inner = [shape[k] for k in new_part]
-        position = linear(tuple(at[k] for k in new_part), tuple(inner))
-        coords += split_position(position, extents)
+        coords += split_position(linear(at[new_part], shape[new_part]), old[old_part])
     return tuple([ZERO if extent is ONE else c for c, extent in zip(coords, old, strict=True)])
 
 
@@ -50,9 +47,9 @@ def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
     return coords[::-1]
 
 
-def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dimensions with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1], [2])``."""
-    groups: list[tuple[list[int], list[int]]] = []
+def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[slice, slice]]:
+    """Runs of dimensions with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``(0:1, 0:2), (1:2, 2:3)``."""
+    groups: list[tuple[slice, slice]] = []
     i = j = 0
     while i < len(new) or j < len(old):
         start_i, start_j = i, j
@@ -64,7 +61,7 @@ def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int],
                 b, j = b * old[j], j + 1
             else:
                 break
-        groups.append((list(range(start_i, i)), list(range(start_j, j))))
+        groups.append((slice(start_i, i), slice(start_j, j)))
     return groups
 
 
