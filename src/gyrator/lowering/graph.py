@@ -23,7 +23,7 @@ from gyrator.lowering.builder import Builder, Family, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.typed import COMPUTED, number, op
+from gyrator.lowering.typed import COMPUTED, number, op, promoting_like
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 
@@ -301,12 +301,8 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
 
 def _common(values: Sequence[Number]) -> torch.dtype:
     """float64 if any number is a float, bool if all are bools, else int64."""
-    kinds = [v.dtype if isinstance(v, Expr) else _KINDS.get(type(v), torch.int64) for v in values]
-    floats = any(kind.is_floating_point for kind in kinds)
-    return torch.float64 if floats else torch.bool if set(kinds) == {torch.bool} else torch.int64
-
-
-_KINDS: Mapping[type, torch.dtype] = {float: torch.float64, bool: torch.bool}
+    kinds = {type(promoting_like(value)) for value in values}
+    return torch.float64 if float in kinds else torch.bool if kinds == {bool} else torch.int64
 
 
 def _same(name: str, on_bools: str = "") -> Rule:
