@@ -101,8 +101,6 @@ def _problem(joint: JointGraph) -> _Problem:
 
 def _region_ban(node: Node) -> Ban | None:
     """In a region of an activation checkpoint: its results are saved, and what its policy saves."""
-    if cost(node) is Cost.RANDOM:
-        return Ban("random, and would differ", False)
     if not node.meta["repeated"]:
         return Ban("saved by the checkpoint's policy", False) if cost(node) is not Cost.VIEW else None
     if _leaves_region(node) and not is_copyless(node):
@@ -122,14 +120,14 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
     kind = cost(node)
     if node.op == "placeholder":
         return Ban("an input", False)
+    if kind is Cost.RANDOM and not node.meta.get("backward"):
+        return Ban("random, and would differ", False)
     if node.meta.get("region") is not None and node in joint.forward_nodes:
         return _region_ban(node)
     if kind is Cost.EQUALITY and not any(source.meta.get("repeated") for source in node.all_input_nodes):
         return Ban("other numbers may be equal when they are computed again", False)
     if node.op != "call_function" or node.meta.get("backward"):
         return None
-    if kind is Cost.RANDOM:
-        return Ban("random, and would differ", False)
     if kind in (Cost.VIEW, Cost.NUMBER) or node not in joint.forward_nodes:
         return None
     if kind is Cost.HEAVY:
@@ -158,18 +156,14 @@ def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
     """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others read it
     before the operator: recomputed for both, it would chain the model's stages together, as residual sums do."""
     size = tensor_bytes(node.meta.get("val"))
-    for source in node.all_input_nodes:
-        origin = _through_views(source)
-        stage = stages[origin]
-        if (
-            origin.op == "call_function"
-            and stage < stages[node]
-            and fusible(origin)
-            and tensor_bytes(origin.meta.get("val")) * WIDE_READ_RATIO > size
-            and any(stages.get(user, stage + 1) <= stage + 1 and user is not node for user in origin.users)
-        ):
-            return True
-    return False
+    return any(
+        origin.op == "call_function"
+        and stages[origin] < stages[node]
+        and fusible(origin)
+        and tensor_bytes(origin.meta.get("val")) * WIDE_READ_RATIO > size
+        and any(stages.get(user, 0) <= stages[origin] + 1 and user is not node for user in origin.users)
+        for origin in map(_through_views, node.all_input_nodes)
+    )
 
 
 def _through_views(node: Node) -> Node:
@@ -198,7 +192,8 @@ def _price(node: Node, joint: JointGraph) -> float:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return inf
-    if node.meta.get("repeated") and not _random(node) and not _leaves_region(node):
+    maker = node.all_input_nodes[0] if node.target is operator.getitem else node  # of one of several results
+    if node.meta.get("repeated") and cost(maker) is not Cost.RANDOM and not _leaves_region(node):
         return inf
     size = tensor_bytes(value)
     if node.op == "placeholder":
@@ -209,11 +204,6 @@ def _price(node: Node, joint: JointGraph) -> float:
         return size * PRICE_OF_A_COPY if reduces(node) else inf
     written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
     return size * (PRICE_OF_A_BYTE if written else PRICE_OF_A_WRITE)
-
-
-def _random(node: Node) -> bool:
-    """Whether a value is random, or one of several results of an operator that is."""
-    return cost(node.all_input_nodes[0] if node.target is operator.getitem else node) is Cost.RANDOM
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:
