@@ -27,7 +27,6 @@ DecompositionTable = Mapping[OpOverload, Decomposition]
 Numerics = Literal["fast", "eager"]
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 LONGEST_SUM = 2048

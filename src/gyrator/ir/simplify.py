@@ -39,10 +39,9 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return IndexValue(maximum(index, -index))
             case Op("neg", (IndexValue(index),)):
                 return IndexValue(-index)
-            case Op("logical_and", (a, b)):
-                return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
-            case Op("logical_or", (a, b)):
-                return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
+            case Op("logical_and" | "logical_or" as name, (a, b)):
+                neutral, decides = (_TRUE, _FALSE) if name == "logical_and" else (_FALSE, _TRUE)
+                return decides if decides in (a, b) else b if a is neutral else a if b is neutral or a is b else None
             case Op("where", (mask, a, b)):
                 if mask in (_TRUE, _FALSE) or a is b:
                     return b if mask is _FALSE else a
