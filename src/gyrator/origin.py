@@ -80,7 +80,5 @@ def in_context(node: fx.Node) -> str:
 def _innermost_user_frame(stack: str) -> tuple[str, int, str]:
     """File, line and function of the last frame that is no library's; the last frame of all where every one is."""
     frames = [(m["file"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack)]
-    for frame in reversed(frames):
-        if not frame[0].startswith(_LIBRARIES) and "/site-packages/torch/" not in frame[0]:
-            return frame
-    return frames[-1] if frames else ("", 0, "")
+    users = (f for f in reversed(frames) if not f[0].startswith(_LIBRARIES) and "/site-packages/torch/" not in f[0])
+    return next(users, frames[-1] if frames else ("", 0, ""))
