@@ -218,11 +218,8 @@ def _reordered(plan: Plan, facts: Facts) -> int:
 
 def _dimension(value: Value, step: int) -> int | None:
     """The dimension along which a loop with that step through memory runs."""
-    for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
-        low = count_of(stride)
-        if low <= step < low * count_of(size):
-            return dim
-    return None
+    sides = zip(map(count_of, value.shape), map(count_of, value.strides), strict=True)
+    return next((dim for dim, (size, stride) in enumerate(sides) if stride <= step < stride * size), None)
 
 
 def _value_name(node: Node) -> str:

@@ -78,12 +78,8 @@ def explain_miss(key: Key, store: Store, session: Session, unfit: str) -> None:
     if not (session.why_missed or "cache" in session.config.logs):
         return
     others = [notes["key"] for notes in store.newest(20)]
-    if unfit:
-        session.missed = unfit
-    elif not others:
-        session.missed = "the cache is empty"
-    else:
-        session.missed = f"new compared with it: {', '.join(differing(key, others))}"
+    new = f"new compared with it: {', '.join(differing(key, others))}" if others else "the cache is empty"
+    session.missed = unfit or new
     if "cache" in session.config.logs:
         print(f"gyrator: {session.name} is not in the cache; {session.missed}")
 
