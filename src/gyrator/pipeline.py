@@ -288,8 +288,7 @@ def device_of(values: Iterable[object]) -> torch.device:
 
 def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     """The results of all nodes."""
-    values = (value for node in graph.graph.nodes for value in flatten(node.meta.get("val")))
-    yield from (value for value in values if isinstance(value, torch.Tensor))
+    return (v for node in graph.graph.nodes for v in flatten(node.meta.get("val")) if isinstance(v, torch.Tensor))
 
 
 def _compiled(ready: GraphCompiled, process: Process) -> Compiled:

@@ -90,8 +90,7 @@ class Pool:
                 if block.holders() == block.own + 1:
                     block.taken = self._takes
                     return tensor
-            block = self._new_block(nbytes)
-            return reinterpret(block.base(dtype), shape, strides, 0)
+            return reinterpret(self._new_block(nbytes).base(dtype), shape, strides, 0)
 
     def trim(self, enough: float = inf) -> None:
         """Give idle blocks back to the system, the longest idle first, until `enough` bytes."""
