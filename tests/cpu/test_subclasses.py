@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
 import gyrator
-from gyrator.autograd.aliasing import FromGraph, FromInput, Literal, Program
+from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.shell import taking_list
 from gyrator.backend import gyrator as BACKEND
 from gyrator.errors import UnsupportedInput
@@ -139,7 +139,7 @@ def test_a_graph_gets_the_callers_list_if_nothing_else_happens() -> None:
         return found
 
     given = [torch.ones(2), torch.ones(2)]
-    picked = taking_list(Program(2, (), (), (FromGraph(0), Literal(None)), structure), run, lambda *args: "shell")
+    picked = taking_list(Program(2, (), (), (FromGraph(0), None), structure), run, lambda *args: "shell")
     assert torch.equal(picked(given)[0], torch.full((2,), 2.0)) and given == [] and seen == [2]
     other = taking_list(Program(2, (), (), (FromGraph(0), FromInput(1)), structure), run, lambda *args: "shell")
     assert other([1, 2]) == "shell"

@@ -41,14 +41,8 @@ class FromInput:
     views: tuple[View, ...] = ()
 
 
-@dataclass(frozen=True)
-class Literal:
-    """The output is a constant."""
-
-    value: Any
-
-
-Source = FromGraph | FromInput | Literal
+Source = FromGraph | FromInput | object
+"""Where an output comes from; anything else is a constant that is returned as it is."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +178,7 @@ class _Results:
         if id(value) in self.inputs:
             return FromInput(self.inputs[id(value)])
         if not isinstance(value, Tensor):
-            number = self.number(value)
-            return number if isinstance(number, FromGraph) else Literal(number)
+            return self.number(value)
         alias = self.recorder.alias_of(value)
         owner = self._owner(alias)
         if value.requires_grad and owner.parent and 0 in self.recorder.tensors_of(owner)[0].stride():

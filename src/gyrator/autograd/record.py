@@ -1,19 +1,19 @@
 """A traced program as JSON, without its code: what the shell does and how the halves are joined.
 
 With the compiled graphs, which lie in the cache anyway, a later process has the program without tracing it.
-Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Literal": [3]}."""
+Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"FromInput": [0, …]}."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from gyrator.autograd.aliasing import Program, Source
+from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.function import Differentiable, Tangent
 from gyrator.autograd.interface import BoxedCallable, Update
@@ -56,7 +56,7 @@ def _named(kind: type, text: str) -> Any:
     return found
 
 
-_RECORDS: Mapping[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Source), Program, Tangent, Update, View)}
+_RECORDS: Mapping[str, type[Any]] = {c.__name__: c for c in (FromGraph, FromInput, Program, Tangent, Update, View)}
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     **{kind.__name__: partial(_named, kind) for kind in (torch.dtype, torch.layout, torch.memory_format, OpOverload)},
     "device": torch.device,

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import FromGraph, FromInput, Literal, Program, Source
+from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.views import View
@@ -59,8 +59,8 @@ class _Writer:
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         for position, view in program.changes:
             self._lines.append(f"    {self._call(view, self._input(position))}")
-        outputs = [self._output(source) for source in program.sources]
-        self._lines += [f"    {self._input(k)}.data = {self._output(source)}" for k, source in program.moves]
+        outputs = [self._value(source) for source in program.sources]
+        self._lines += [f"    {self._input(k)}.data = {self._value(source)}" for k, source in program.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
         structure, leaves = program.structure, len(outputs)
         is_flat = structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
@@ -82,13 +82,6 @@ class _Writer:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
 
-    def _output(self, source: Source) -> str:
-        if isinstance(source, FromGraph):
-            return self._viewed(f"results[{source.result}]", source.views)
-        if isinstance(source, FromInput):
-            return self._viewed(self._input(source.input), source.views)
-        return self._argument(source.value)
-
     def _viewed(self, base: str, views: Sequence[View]) -> str:
         if not views:
             return base
@@ -102,8 +95,8 @@ class _Writer:
         return name
 
     def _call(self, view: View, viewed: str) -> str:
-        args = "".join(f", {self._argument(arg)}" for arg in view.args)
-        args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
+        args = "".join(f", {self._value(arg)}" for arg in view.args)
+        args += "".join(f", {key}={self._value(arg)}" for key, arg in view.kwargs.items())
         index = "" if view.index is None else f"[{view.index}]"
         return f"{self._name(view.op, 'op')}({viewed}{args}){index}"
 
@@ -111,11 +104,14 @@ class _Writer:
         at, constants = position - self._program.inputs, self._program.constants
         return f"args[{position}]" if at < 0 else self._name(constants[at], "constant")
 
-    def _argument(self, value: Any) -> str:
+    def _value(self, value: Any) -> str:
+        """What a source or an argument of a view is."""
         if isinstance(value, FromGraph):
-            return self._output(value)
+            return self._viewed(f"results[{value.result}]", value.views)
+        if isinstance(value, FromInput):
+            return self._viewed(self._input(value.input), value.views)
         if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(self._argument(item) for item in value) + "]"
+            return "[" + ", ".join(self._value(item) for item in value) + "]"
         return repr(value) if type(value) in (int, bool, str, type(None)) else self._name(value, "value")
 
     def _name(self, value: Any, stem: str) -> str:
@@ -183,7 +179,7 @@ def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:
 def taking_list(program: Program, run: BoxedCallable, call: Callable[..., Any]) -> BoxedCallable:
     """`call`, the shell of a program that returns a flat tuple, as a function of a list. Where it returns results of
     `run` and does nothing else, `run` gets the list itself, and frees inputs early."""
-    shown = [source for source in program.sources if source != Literal(None)]
+    shown = [source for source in program.sources if source is not None]
     plain = all(isinstance(source, FromGraph) and not source.views for source in shown)
     if not plain or program.updates or program.constants or program.offsets:
         return lambda args: call(*args)
