@@ -13,8 +13,6 @@ from gyrator.ir.index import Axis, Index, Indirect, Size, is_nonnegative, lower,
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule
 from gyrator.passes import RuleBroken
 
-RANDOM_KINDS = frozenset({"rand", "randn", "randint64"})
-
 
 @dataclass(slots=True)
 class ExprChecker:
@@ -193,7 +191,7 @@ def _reaches_its_bounds(index: Index) -> bool:
 
 
 def _check_random(random: Random) -> None:
-    if random.kind not in RANDOM_KINDS:
+    if random.kind not in ("rand", "randn", "randint64"):
         raise RuleBroken(f"no such random kind: {random.kind}")
     _need(random.seed, torch.int64, "a seed")
     if random.kind == "randint64":

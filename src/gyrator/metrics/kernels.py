@@ -178,7 +178,5 @@ class _Walk:
 
 def _inner_loops(loop: Loop) -> int:
     """How many loops there are where the outermost ones, a chain of single loops, meet the first several."""
-    match loop.body:
-        case (Loop() as inner,):
-            return _inner_loops(inner)
-    return sum(isinstance(item, Loop) for item in loop.body)
+    inner = [item for item in loop.body if isinstance(item, Loop)]
+    return _inner_loops(inner[0]) if len(inner) == len(loop.body) == 1 else len(inner)
