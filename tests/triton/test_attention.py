@@ -290,7 +290,7 @@ def test_texts_with_and_without_roles_are_started_by_one_rule() -> None:
     programs = eval(programs_text(kernel))
     assert [programs(**dict(config.blocks)) for _, config in kernel.variants] == [132, 400, 400, 800, 800]
     assert all(text.params == kernel.params for text, _ in kernel.variants)
-    requests = [request_for(kernel, k, frozenset(), 90) for k in range(len(kernel.variants))]
+    requests = [request_for(kernel, k, {}, 90) for k in range(len(kernel.variants))]
     assert not any(request["options"]["launch_cooperative_grid"] for request in requests)
 
 

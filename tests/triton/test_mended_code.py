@@ -105,7 +105,7 @@ def test_kernels_are_built_without_packed_additions() -> None:
         options = {**OPTIONS, "enable_fp_fusion": False}
         answer = worker.ask({
             "source": ROLL, "function": "roll", "signature": {"x": "*fp32", "y": "*fp32", "XBLOCK": "constexpr"},
-            "constants": {"XBLOCK": 2048}, "aligned": [0, 1], "options": options, "capability": 90,
+            "constants": {"XBLOCK": 2048}, "divisors": [[0, 16], [1, 16]], "options": options, "capability": 90,
         })  # fmt: skip
         binary = Path(answer["binary"])
         assert not adds_nothing(binary) and "16x2" not in instructions(binary)

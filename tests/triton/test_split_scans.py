@@ -139,7 +139,7 @@ def test_large_kernels_read_rows_once_and_do_not_spill(case: str, arch: int, com
     fn, shape, dtype = LARGE[case]
     kernel = print_triton(next(iter(plan_of(fn, (torch.empty(shape, dtype=dtype),)).kernels)))
     assert kernel.category == "split scan" and kernel.source.count("tl.load(") == 1
-    assert request_for(kernel, 0, frozenset(), arch)["options"]["launch_cooperative_grid"] is False
+    assert request_for(kernel, 0, {}, arch)["options"]["launch_cooperative_grid"] is False
     configs = kernel.configs if case == "extremes" else kernel.configs[:1]
     assert all(compiler.compile(kernel, config, arch).spills == 0 for config in configs)
 

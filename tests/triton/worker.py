@@ -264,7 +264,7 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
     kind = triton.experimental.gluon._runtime.GluonASTSource if function.is_gluon() else triton.compiler.ASTSource
     source = kind(function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned)
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-    options = request_for(replace(kernel, configs=(config,)), 0, frozenset(), arch)["options"]
+    options = request_for(replace(kernel, configs=(config,)), 0, {}, arch)["options"]
     compiled = triton.compile(source, target=target, options=options)
     cubin = path.with_suffix(".cubin")
     cubin.write_bytes(compiled.asm["cubin"])

@@ -13,7 +13,7 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
@@ -24,12 +24,12 @@ from gyrator.codegen.python_text import Names, constant_text, scalar, tuple_of, 
 from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
-from gyrator.codegen.triton_foreach import Part, side_by_side
+from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, Ref, Scalar
-from gyrator.ir.index import ONE, Axis, as_index, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, product
 from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
@@ -77,9 +77,10 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
         printer.pointers[p.value] = name
         params.append(Pointer(name, p.value.dtype, p.written))
     params += _workspaces(kernel, kernel.tiling)
+    even = _best_even(kernel, kernel.tiling) if kernel.sizes else ()
     for size in kernel.sizes:
         name = names.fresh(size.name)
-        params.append(SizeArgument(name, size))
+        params.append(SizeArgument(name, size, size in even))
         if not kernel.tiling.wide:
             printer.emit(f"{name} = {name}.to(tl.int32)")
         printer.bind(size, Term(name, name=True))
@@ -118,6 +119,38 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
         each = 8 * _states(kernel.body) * max(dict(config.blocks)["PARTS"] for config in tiling.configs)
     yield Workspace("space", product(counts) * each, zeroed=False)
     yield Workspace("counters", product(counts) * 4, zeroed=True)
+
+
+def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
+    """Axes along which elements lie side by side, in what varies along the most tiles, and sizes in their lengths and
+    in the steps of what lies beside: by multiples of 16 of these is known how many elements a thread may move at once.
+
+        x[768 * i + j] of s0 x 768: only j      x[s0 * i + j] of 128 x s0: j and s0
+    """
+    tiled, stages = {tile.axis for tile in tiling.tiles}, list(tree.walk_stages(kernel.body))
+    places = [load.value.position(load.index) for load in tree.loads_in(kernel.body)]
+    places += [stage.value.position(stage.index) for stage in stages if isinstance(stage, Store)]
+    most = max((len(place.axes() & tiled) for place in places), default=0)
+    windows = [view for stage in stages for view in tree.windows(stage)]
+    rank = max((len(view.shape) for view in windows), default=0)
+    steps = [step for view in windows if len(view.shape) == rank for step in view.strides]
+    found = _uneven(*steps, *(place for place in places if len(place.axes() & tiled) == most))
+    return found | _uneven(*(axis.extent for axis in found if isinstance(axis, Axis)))
+
+
+def _uneven(*indices: Index) -> frozenset[Atom]:
+    """The atoms of terms that are not surely multiples of 16, nor the same for 16 neighbours."""
+    found = set[Atom]()
+    for atom in (a for index in indices for monomial, c in index.terms if c % 16 for a in monomial):
+        match atom:
+            case FloorDiv(_, den) if den % 16 is ZERO:
+                pass
+            case FloorDiv(num, den) | Mod(num, den):
+                inner = _uneven(num)
+                found |= inner and inner | _uneven(den)
+            case _:
+                found.add(atom)
+    return frozenset(found)
 
 
 def _states(body: Sequence[Loop | Stage]) -> int:
@@ -206,6 +239,7 @@ class Printer(Expressions):
         self._scope: Axes = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
         self.extents: dict[Axis, str] = {}
+        self.starts: dict[Axis, str] = {}
         self.functions: list[str] = []
         self.descriptors, self.described = True, False
         self._sizes = dict(tiling.configs[0].blocks)
@@ -310,6 +344,7 @@ class Printer(Expressions):
         self.emit("shared = gemm.gathered(space, pid, part, acc.dtype, BLOCK_M, BLOCK_N, SPLIT_K, SHARE)")
         self.bind(contract.name, Term("shared", self.block.depth, frozenset(_sides(contract)), name=True))
         row = contract.row
+        self.starts.pop(row, None)
         self.tile_of[row] = replace(self.tile_of[row], block="SHARE")
         lanes = f"row_tile * BLOCK_M + part * SHARE + {self.spread('tl.arange(0, SHARE)', row)}"
         name = self.named(Term(lanes, self.block.depth, frozenset((row,))), row.name, row).text
@@ -333,6 +368,9 @@ class Printer(Expressions):
     def _lanes(self, axis: Axis, start: str) -> str:
         """Name the positions of a tile along ``axis`` from ``start`` on, and the condition that they are within."""
         lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
+        if "pid" in start and axis.extent % VECTOR is not ZERO:
+            start = self.named(Term(start, self.block.depth), f"{axis.name}_start").text
+        self.starts[axis] = start
         text = f"{start} + {lanes}" if start else lanes
         name = self.named(Term(text, self.block.depth, frozenset((axis,))), axis.name, axis).text
         self._bound(axis)
@@ -715,13 +753,40 @@ class Printer(Expressions):
         tail = mask_text(conditions)
         if store.combine == "set":
             past = ', cache_modifier=".cs"' * bool(self.loop_number and self.again)  # it is for what is read again
-            self.emit(f"tl.store({pointer}, {value.text}{tail}{past})")
+            self._put(store, f"tl.store({pointer}, {value.text}", conditions, past)
         elif store.atomic and store.combine in ("add", "max", "min"):
             self.emit(f'tl.atomic_{store.combine}({pointer}, {value.text}{tail}, sem="relaxed")')
         elif not store.atomic:
             self._combine(store, pointer, value, tail)
         else:
             raise InternalCheckError("print", f"{store.combine} into memory has no atomic in Triton")
+
+    def _put(self, store: Store, text: str, conditions: Sequence[Term], more: str) -> None:
+        """Store a tile. Where the last of the elements that a thread stores at once are too few, they are stored apart,
+        or all would go one by one, each thread beside eight that it does not store with:
+
+            tl.store(y + i, t, i < 1001)   →   tl.store(y + i, t, i < 1000)
+                                               if i_start + XBLOCK > 1000:
+                                                   tl.store(y + i, t, (i < 1001) & (i >= 1000))
+        """
+        size = VECTOR // store.value.dtype.itemsize
+        axis = next((a for a in self.bounds if self._ends_amid(a, store.value.position(store.index), size)), None)
+        if axis is None:
+            self.emit(f"{text}{mask_text(conditions)}{more})")
+            return
+        lane, end, start = self.index(axis.index()), self.index(axis.extent // size * size), self.starts[axis]
+        inner = Term(f"{lane.text} < {end.operand}", atom=False)
+        self.emit(f"{text}{mask_text([inner if c is self.bounds[axis] else c for c in conditions])}{more})")
+        past = f" + {self.tile_of[axis].block} > {end.operand}"
+        with self._indented(f"if {start}{past}:") if start else nullcontext():
+            self.emit(f"{text}{mask_text([*conditions, Term(f'{lane.text} >= {end.operand}', atom=False)])}{more})")
+
+    def _ends_amid(self, axis: Axis, position: Index, size: int) -> bool:
+        """Whether neighbours along ``axis`` move ``size`` at once, but the last of them."""
+        extent = axis.extent
+        if axis in self.extents or axis not in self.starts or position.coefficient(axis) is not ONE:
+            return False
+        return extent % size is not ZERO and extent // size is not ZERO and (position - axis.index()) % size is ZERO
 
     def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:
         """Read, combine and write; the barrier puts the iterations of a serial loop in order."""

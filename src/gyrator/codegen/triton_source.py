@@ -32,10 +32,12 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class SizeArgument:
-    """A size symbol of ``Kernel.sizes``, passed as a 64-bit integer whatever its value."""
+    """A size symbol of ``Kernel.sizes``, passed as a 64-bit integer whatever its value. What is best ``even``, a
+    multiple of 16, decides how many elements a thread moves at once."""
 
     name: str
     size: Size
+    even: bool
     type = "i64"
 
 

@@ -45,20 +45,21 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Entry]]], capability: in
     files: dict[str, str | Path] = {}
     described: dict[str, Any] = {}
     for wanted, found in built:
-        kernel, place, sure = wanted.kernel, wanted.place, wanted.relied & wanted.sure
+        kernel, place, relied = wanted.kernel, wanted.place, wanted.relied
+        sure = {at: by for at, by in relied.items() if at in wanted.sure}
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
             about = {"file": binary_file(b), "category": written.category, "early": written.early}
             variant: dict[str, Any] = {**b.notes, **about, "blocks": dict(config.blocks)}
             if written.room is not None:
-                variant |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
+                variant |= {"request": request_for(kernel, k, relied, capability), "room": dict(written.room)}
             variants.append(variant)
         files |= {binary_file(b): b.folder / BINARY for b in found.values()}
         described[kernel.name] = {
             "kinds": [param.type for param in kernel.params],
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
-            "checked": sorted(wanted.relied - sure),
+            "checked": sorted(relied.items() - sure.items()),
             "variants": variants,
             "unaligned": request_for(kernel, next(iter(found)), sure, capability)
             | ({"source": kernel.plain} if kernel.plain else {}),
@@ -197,11 +198,11 @@ class GpuKernels:
                 told.append(Candidate(config, variant["category"], file, measured.get(file), file == found["file"]))
             self.tuned(name, told, new)
 
-    def _unaligned(self, about: Mapping[str, Any], programs: Sized, addresses: Sequence[int]) -> Launch:
-        """The launch for arguments that are not multiples of 16, but for these ``addresses``."""
+    def _unaligned(self, about: Mapping[str, Any], programs: Sized, known: Sequence[tuple[int, int]]) -> Launch:
+        """The launch for arguments of which only these divisors are ``known``."""
         if self.rebuild is None:
             raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
-        request = {**about["unaligned"], "aligned": sorted({*about["unaligned"]["aligned"], *addresses})}
+        request = {**about["unaligned"], "divisors": sorted([*about["unaligned"]["divisors"], *map(list, known)])}
         built = self.rebuild(request)
         if isinstance(built, str):
             raise KernelBuildError(about["name"], str(self.folder / DESCRIPTION), built)

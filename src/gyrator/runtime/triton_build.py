@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ def find_gpu(config: Config, device: torch.device) -> Gpu:
     return replace(gpu, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
-    """What a worker is asked for: a kernel for one of its variants. `aligned` are the positions of arguments
-    that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0."""
+def request_for(kernel: TritonKernel, config: int, divisors: Mapping[int, int], capability: int) -> dict[str, Any]:
+    """What a worker is asked for: a kernel for one of its variants. `divisors` are what is known to divide arguments,
+    by their positions. But for templates, products within sums are rounded too, so that x*y - x*y is 0."""
     written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "maxnreg": chosen.registers or None}
     options["enable_fp_fusion"] = kernel.category == "template"
@@ -82,7 +83,7 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
         "function": kernel.name,
         "signature": kernel.signature(chosen),
         "constants": dict(chosen.blocks),
-        "aligned": sorted(aligned),
+        "divisors": sorted(divisors.items()),
         "options": {**OPTIONS, **options, "debug": kernel.asserts, "launch_cooperative_grid": together},
         "capability": capability,
     }
@@ -98,10 +99,11 @@ class Wanted:
     place: Origin | None
 
     @property
-    def relied(self) -> frozenset[int]:
-        """Arguments that launches make sure are multiples of 16: addresses, and sizes that are by their hints."""
-        odd = [isinstance(p, SizeArgument) and (p.size.hint or 1) % 16 for p in self.kernel.params]
-        return frozenset(at for at, is_odd in enumerate(odd) if not is_odd)
+    def relied(self) -> Mapping[int, int]:
+        """What divides arguments, as launches make sure: addresses by 16, sizes by 16 or 8 if their hints are and it
+        matters."""
+        sizes = [gcd(p.size.hint or 1, 16) * p.even if isinstance(p, SizeArgument) else 16 for p in self.kernel.params]
+        return {at: by for at, by in enumerate(sizes) if by >= 8}
 
 
 def start_triton_build(

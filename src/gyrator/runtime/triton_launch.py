@@ -16,6 +16,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from struct import Struct, calcsize
 
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver
@@ -118,21 +119,29 @@ def bind(
 
 
 def guarded(
-    current: list[Launch], checked: Sequence[int], sizes: Sequence[int], otherwise: Callable[[tuple[int, ...]], Launch]
+    current: list[Launch],
+    checked: Sequence[tuple[int, int]],
+    sizes: Sequence[int],
+    otherwise: Callable[[tuple[tuple[int, int], ...]], Launch],
 ) -> Launch:
     """A function that calls the one launch in `current`, which may be exchanged.
 
-    Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel that
-    `otherwise` makes at the first need runs: it relies on those of them that are no `sizes`, or on none."""
-    places, unaligned = tuple(checked), cache(otherwise)
-    addresses = tuple([at for at in checked if at not in sizes])
+    Its kernel relies on what divides arguments: `checked` has their places and 16 or 8. Where one is not divisible, the
+    kernel that `otherwise` makes at the first need runs: it relies on what does divide `sizes`, and on the others if
+    all are multiples of 16."""
+    places, unaligned = tuple([(at, ALIGNMENT // by) for at, by in checked]), cache(otherwise)
+
+    def known(args: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        found = [(at, gcd(args[at], by)) for at, by in checked]
+        aligned = all(by == ALIGNMENT for at, by in found if at not in sizes)
+        return tuple([(at, by) for at, by in found if (by >= ALIGNMENT // 2 if at in sizes else aligned)])
 
     def launch(stream: int, *args: int) -> None:
         bits = 0
-        for at in places:
-            bits |= args[at]
+        for at, times in places:
+            bits |= args[at] * times
         if bits & (ALIGNMENT - 1):
-            unaligned(addresses if all(args[at] % ALIGNMENT == 0 for at in addresses) else ())(stream, *args)
+            unaligned(known(args))(stream, *args)
         else:
             current[0](stream, *args)
 

@@ -48,15 +48,15 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Compile one kernel for one choice of blocks; the answer says where its binary lies.
 
     A request has: ``source`` (a module's text), ``function`` in it, ``signature`` (argument → type),
-    ``constants`` (argument → value), ``aligned`` (positions of arguments that are multiples of 16),
+    ``constants`` (argument → value), ``divisors`` (pairs of an argument's position and what divides it),
     ``options`` of the compiler and ``capability`` (80, 90, …) of the GPU."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     function = getattr(_module(request["source"], folder), request["function"])
-    aligned = {(at,): [["tt.divisibility", 16]] for at in request["aligned"]}
+    divisors = {(at,): [["tt.divisibility", by]] for at, by in request["divisors"]}
     gluon = "triton.experimental.gluon._runtime"
     kind = importlib.import_module(gluon).GluonASTSource if function.is_gluon() else compiler.ASTSource
-    source = kind(function, request["signature"], request["constants"], aligned)
+    source = kind(function, request["signature"], request["constants"], divisors)
     built = compiler.compile(source, target=target("cuda", request["capability"], 32), options=request["options"])
     with tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder, delete=False) as stream:
         stream.write(built.asm["cubin"])

@@ -23,7 +23,7 @@ def value(name: str, *shape: int) -> Value:
 
 def kernel(*grid: GridAxis, sizes: tuple[Size, ...] = ()) -> TritonKernel:
     params = (Pointer("x", BF16, False), Pointer("y", BF16, True), Workspace("w", const(64), True))
-    return TritonKernel("k", "", (*params, *[SizeArgument(s.name, s) for s in sizes]), grid, CONFIGS, "pointwise")
+    return TritonKernel("k", "", (*params, *[SizeArgument(s.name, s, True) for s in sizes]), grid, CONFIGS, "pointwise")
 
 
 def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = ()) -> Plan:

@@ -58,9 +58,9 @@ def folder(path: Path, **more: Any) -> Path:
     about = {
         "kinds": ["*fp32", "*fp32", "i64"],
         "sizes": [2],
-        "checked": [0, 2],
+        "checked": [[0, 16], [2, 16]],
         "variants": [variant("a.cubin", 256), variant("b.cubin", 1024)],
-        "unaligned": {"constants": {"XBLOCK": 256}, "aligned": [1]},
+        "unaligned": {"constants": {"XBLOCK": 256}, "divisors": [[1, 16]]},
         "choice": "k",
         "place": None,
     }
@@ -236,7 +236,11 @@ def test_unaligned_arguments_build_a_kernel_that_relies_on_the_others(library: L
         launch(7, SUM, SUM, size)
     launch(7, SUM, SUM, 16)
     launch(7, SUM + 4, SUM, 16)
-    assert [request["aligned"] for request in built] == [[0, 1], [1]] and driver.loaded == ["c", "a", "c"]
+    assert [request["divisors"] for request in built] == [[[0, 16], [1, 16]], [[1, 16], [2, 16]]] and driver.loaded == [
+        "c",
+        "a",
+        "c",
+    ]
 
 
 def test_a_kernel_that_cannot_be_rebuilt_says_why(library: Library, tmp_path: Path) -> None:

@@ -134,20 +134,18 @@ def test_a_refused_launch_names_the_kernel_and_the_status() -> None:
         launcher(Library("Q", status=700), ["*fp32"])(0, 16)
 
 
-def test_unaligned_arguments_take_a_kernel_that_relies_on_those_addresses_that_are_or_on_nothing() -> None:
-    calls: list[str] = []
+def test_arguments_that_are_not_divisible_take_a_kernel_that_relies_on_what_does_divide_them() -> None:
+    calls: list[object] = []
 
-    def note(name: str) -> Launch:
-        return lambda stream, *args: calls.append(name)
-
-    def otherwise(addresses: tuple[int, ...]) -> Launch:
+    def otherwise(known: tuple[tuple[int, int], ...]) -> Launch:
         calls.append("build")
-        return note("addresses" if addresses else "nothing")
+        return lambda stream, *args: calls.append(known)
 
-    launch = guarded([note("aligned")], (0, 2), (1, 2), otherwise)
-    for arguments in ((32, 33, 64), (32, 33, 68), (32, 33, 70), (36, 33, 64), (36, 33, 65)):
+    launch = guarded([lambda stream, *args: calls.append("first")], [(0, 16), (2, 16), (3, 8)], (1, 2, 3), otherwise)
+    for arguments in ((32, 33, 64, 24), (32, 33, 72, 24), (32, 33, 88, 40), (36, 33, 64, 8), (32, 33, 68, 7)):
         launch(0, *arguments)
-    assert calls == ["aligned", "build", "addresses", "addresses", "build", "nothing", "nothing"]
+    at_8, addresses_not, sizes_not = ((0, 16), (2, 8), (3, 8)), ((2, 16), (3, 8)), ((0, 16),)
+    assert calls == ["first", "build", at_8, at_8, "build", addresses_not, "build", sizes_not]
 
 
 def test_a_launch_may_be_exchanged_for_another() -> None:
