@@ -122,10 +122,10 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
 
 
 def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
-    """Axes along which elements lie side by side, in what varies along the most tiles, and sizes in their lengths and
-    in the steps of what lies beside: by multiples of 16 of these is known how many elements a thread may move at once.
+    """Sizes (and axes) in the steps between elements of what varies along the most tiles: what divides these tells how
+    many elements a thread may move at once.
 
-        x[768 * i + j] of s0 x 768: only j      x[s0 * i + j] of 128 x s0: j and s0
+        x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0
     """
     tiled, stages = {tile.axis for tile in tiling.tiles}, list(tree.walk_stages(kernel.body))
     places = [load.value.position(load.index) for load in tree.loads_in(kernel.body)]
@@ -134,8 +134,7 @@ def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
     windows = [view for stage in stages for view in tree.windows(stage)]
     rank = max((len(view.shape) for view in windows), default=0)
     steps = [step for view in windows if len(view.shape) == rank for step in view.strides]
-    found = _uneven(*steps, *(place for place in places if len(place.axes() & tiled) == most))
-    return found | _uneven(*(axis.extent for axis in found if isinstance(axis, Axis)))
+    return _uneven(*steps, *(place for place in places if len(place.axes() & tiled) == most))
 
 
 def _uneven(*indices: Index) -> frozenset[Atom]:

@@ -127,6 +127,8 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
         again = any(_read_again(a, walk.rows[a]) for a in whole)
         shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
+        if not columns and row < LONG_ROW:  # by a hint
+            shapes = [(x, max(row, 16), warps) for x, warps in _whole_rows(row, points, gpu, _item(walk))]
         if sums := max(_sums(loop) for loops in walk.rows.values() for loop in loops):
             most, tried = (SUMS, shapes) if columns else (SUMS_OF_ROWS, shapes[1:])
             most = most * WARP // sums  # elements of a warp
