@@ -23,7 +23,17 @@ import torch
 from gyrator.codegen.python_text import Names, constant_text, scalar, tuple_of, type_name, working
 from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
+from gyrator.codegen.triton_expr import (
+    Axes,
+    Block,
+    Expressions,
+    Shifted,
+    Term,
+    function_lines,
+    grid_loops,
+    mask_text,
+    reads_of,
+)
 from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
@@ -524,19 +534,51 @@ class Printer(Expressions):
         self.bounds = known
 
     def _steps(self, loop: Loop, block: str) -> None:
-        extent = self.index(loop.axis.extent).text
+        row = self._shifted(loop)
+        extent = self.index((row.lane if row else loop.axis).extent).text
         for carry in loop.carries:
             self._declare(carry, loop)
         self._numbered += 1
         self.loop_number = self._numbered
         start = self.names.fresh("start")
         with self._indented(f"for {start} in range(0, {extent}, {block}):"):
-            self._lanes(loop.axis, start)
+            if row:
+                self._shift(loop.axis, start, row)
+            else:
+                self._lanes(loop.axis, start)
             self.body(loop.body)
         self.loop_number = 0
         self.bounds.pop(loop.axis, None)
+        self.shifted.pop(loop.axis, None)
         for carry in loop.carries:
             self._finish(self._accumulators[carry.name], loop.axis)
+
+    def _shifted(self, loop: Loop) -> Shifted | None:
+        """How a long row lies that begins amid 16 bytes, as those of 50,257 words do; None where a loop reads or writes
+        several such rows, or by sizes or indices that only a run tells."""
+        axis, stores = loop.axis, [s for s in loop.body if isinstance(s, Store)]
+        reached = [(load.value, load.index) for load in tree.loads_in(loop.body)]
+        reached += [(store.value, store.index) for store in stores]
+        places = [(v, place) for v, i in reached if (place := v.position(i)).coefficient(axis) is ONE]
+        starts = {place - axis.index() for _, place in places}
+        scans = any(isinstance(s, Update) and s.running for s in loop.body)
+        if len(starts) != 1 or axis.extent.value is None or scans:
+            return None
+        (start,), size = starts, VECTOR // min(v.dtype.itemsize for v, _ in places)
+        if start % size is ZERO or start.indirects() or self.index(start).axes:
+            return None
+        lane = Axis("lane", axis.extent + (size - 1))
+        return Shifted(start, lane, start % size, start // size * size + lane.index())
+
+    def _shift(self, axis: Axis, start: str, row: Shifted) -> None:
+        """As `_lanes`, for a row that begins amid 16 bytes."""
+        lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
+        depth, axes = self.block.depth, frozenset((axis,))
+        lane = self.named(Term(f"{start} + {lanes}", depth, axes), "lane", row.lane)
+        at = self.named(Term(f"{lane.text} - {self.index(row.first).operand}", depth, axes), axis.name, axis)
+        ok = f"({at.text} >= 0) & ({at.text} < {self.index(axis.extent).text})"
+        self.bounds[axis] = self.named(Term(ok, depth, axes), f"{at.text}_ok")
+        self.starts[axis], self.shifted[axis] = start, row
 
     def _declare(self, carry: Carry, loop: Loop) -> None:
         """Accumulators before a loop in blocks: a tile for a reduction, a column for a scan."""
@@ -752,7 +794,7 @@ class Printer(Expressions):
         tail = mask_text(conditions)
         if store.combine == "set":
             past = ', cache_modifier=".cs"' * bool(self.loop_number and self.again)  # it is for what is read again
-            self._put(store, f"tl.store({pointer}, {value.text}", conditions, past)
+            self._put(store, pointer, value, conditions, past)
         elif store.atomic and store.combine in ("add", "max", "min"):
             self.emit(f'tl.atomic_{store.combine}({pointer}, {value.text}{tail}, sem="relaxed")')
         elif not store.atomic:
@@ -760,31 +802,40 @@ class Printer(Expressions):
         else:
             raise InternalCheckError("print", f"{store.combine} into memory has no atomic in Triton")
 
-    def _put(self, store: Store, text: str, conditions: Sequence[Term], more: str) -> None:
+    def _put(self, store: Store, pointer: str, value: Term, conditions: Sequence[Term], more: str) -> None:
         """Store a tile. Where the last of the elements that a thread stores at once are too few, they are stored apart,
         or all would go one by one, each thread beside eight that it does not store with:
 
             tl.store(y + i, t, i < 1001)   →   tl.store(y + i, t, i < 1000)
-                                               if i_start + XBLOCK > 1000:
-                                                   tl.store(y + i, t, (i < 1001) & (i >= 1000))
+                                               if start + XBLOCK > 1000:
+                                                   tl.store(y + i, t, (i < 1001) & ~(i < 1000))
         """
-        size = VECTOR // store.value.dtype.itemsize
-        axis = next((a for a in self.bounds if self._ends_amid(a, store.value.position(store.index), size)), None)
+        size, place = VECTOR // store.value.dtype.itemsize, store.value.position(store.index)
+        axis = next((a for a in self.bounds if self._ends_amid(a, place, size)), None)
         if axis is None:
-            self.emit(f"{text}{mask_text(conditions)}{more})")
+            self.emit(f"tl.store({pointer}, {value.text}{mask_text(conditions)}{more})")
             return
-        lane, end, start = self.index(axis.index()), self.index(axis.extent // size * size), self.starts[axis]
-        inner = Term(f"{lane.text} < {end.operand}", atom=False)
-        self.emit(f"{text}{mask_text([inner if c is self.bounds[axis] else c for c in conditions])}{more})")
-        past = f" + {self.tile_of[axis].block} > {end.operand}"
-        with self._indented(f"if {start}{past}:") if start else nullcontext():
-            self.emit(f"{text}{mask_text([*conditions, Term(f'{lane.text} >= {end.operand}', atom=False)])}{more})")
+        row, start, least = self.shifted.get(axis), self.starts[axis], axis.extent // size * size
+        lane, first = (axis, ZERO) if row is None else (row.lane, row.first)
+        begin, end = ((first + n) // size * size for n in (size - 1, axis.extent))
+        at, low, high = (self.index(i).operand for i in (lane.index(), begin, end))
+        whole, past = f"{at} < {high}", f"{start} + {self.tile_of[axis].block} > {self.index(least).operand}"
+        if row is not None:
+            whole, past = f"({at} >= {low}) & ({whole})", f"({start} == 0) | ({past})"
+        together = self.named(Term(whole, self.block.depth, frozenset((axis,))), f"{axis.name}_whole")
+        text = f"tl.store({pointer}, {self.named(value, 't', store.expr).text}"
+        within = [together if c is self.bounds[axis] else c for c in conditions]
+        self.emit(f"{text}{mask_text(within)}{more})")
+        with self._indented(f"if {past}:") if start else nullcontext():
+            self.emit(f"{text}{mask_text([*conditions, Term(f'~{together.text}')])}{more})")
 
     def _ends_amid(self, axis: Axis, position: Index, size: int) -> bool:
-        """Whether neighbours along ``axis`` move ``size`` at once, but the last of them."""
-        extent = axis.extent
+        """Whether neighbours along ``axis`` move ``size`` at once, but the first or last of them."""
+        extent, row = axis.extent, self.shifted.get(axis)
         if axis in self.extents or axis not in self.starts or position.coefficient(axis) is not ONE:
             return False
+        if row is not None:
+            return position is row.start + axis.index()
         return extent % size is not ZERO and extent // size is not ZERO and (position - axis.index()) % size is ZERO
 
     def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:

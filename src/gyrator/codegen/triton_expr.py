@@ -55,6 +55,17 @@ class Term(Printed):
 Block = Lines[Term]
 
 
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A row whose first element lies at ``start``, amid 16 bytes: elements are counted by ``lane`` from where these
+    begin, from ``first`` on. ``even`` is the position of an element, as what may be moved with its neighbours."""
+
+    start: Index
+    lane: Axis
+    first: Index
+    even: Index
+
+
 def made_of(text: str, *terms: Term, atom: bool = True) -> Term:
     """What a text made of terms is: known where all of them are, and different along all their tiles."""
     return Term(text, max([t.depth for t in terms], default=0), _NONE.union(*[t.axes for t in terms]), atom)
@@ -69,6 +80,7 @@ class Expressions(Blocks[Term, Block]):
         self.pointers: dict[Value, str] = {}
         self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
+        self.shifted: dict[Axis, Shifted] = {}
         self.asserts = False
         self.apart = False
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
@@ -256,7 +268,9 @@ class Expressions(Blocks[Term, Block]):
 
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
-        moves = [(bool(self.index(Index((term,))).axes), term) for term in value.position(index).terms]
+        place = value.position(index)
+        place = next((row.even for axis, row in self.shifted.items() if place is row.start + axis.index()), place)
+        moves = [(bool(self.index(Index((term,))).axes), term) for term in place.terms]
         halves = [tuple(term for moving, term in moves if moving is half) for half in (False, True)]
         terms = [self.index(Index(half)) for half in halves if half]
         return made_of(" + ".join([self.pointers[value], *(term.operand for term in terms)]), *terms, atom=False)
