@@ -95,6 +95,22 @@ def test_a_softmax_of_few_rows_too_long_to_share_is_split(row: int, interpreter:
     torch.testing.assert_close(got, x.softmax(-1), rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize("row", [70, 1 << 17])
+def test_exponentials_of_a_row_of_minus_infinity_add_up_to_nan(row: int, interpreter: Worker) -> None:
+    """Whether a program runs through the row, of unknown length, or parts of it are summed apart."""
+
+    def total(x: Tensor) -> Tensor:
+        return (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
+
+    x = torch.zeros(3, row)
+    x[1] = -torch.inf
+    x[2, : row - 1] = -torch.inf
+    plan = gpu_plan(on_gpu(lowered(total, x, dynamic=row == 70).program), Gpu(processors=4))
+    assert [len(kernel.params) for kernel in plan.kernels] == ([2] if row == 70 else [3, 3])
+    (got,) = run_plan(plan, [x], launch=runner(interpreter) if row == 70 else run_kernel)
+    torch.testing.assert_close(got[:, 0], torch.tensor([row, torch.nan, 1.0]), equal_nan=True)
+
+
 def test_a_loss_is_summed_where_its_rows_are_at_hand(interpreter: Worker) -> None:
     """The rows of both tensors are read once."""
 

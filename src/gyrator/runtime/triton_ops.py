@@ -313,7 +313,7 @@ def reduce_prod(x, axis: tl.constexpr, keep: tl.constexpr):
 @triton.jit
 def reduce_logaddexp(x, axis: tl.constexpr, keep: tl.constexpr):
     top, total = reduce_softmax(x, (x * 0 + 1).to(x.dtype), axis, keep)
-    return top + tl.log(total)
+    return tl.where(tl.abs(top) == float("inf"), top, top + tl.log(total))
 
 
 @triton.jit
@@ -333,10 +333,10 @@ def reduce_welford(mean, m2, n, axis: tl.constexpr, keep: tl.constexpr):
 
 @triton.jit
 def reduce_softmax(top, total, axis: tl.constexpr, keep: tl.constexpr):
-    """Of states: the maximum of all, and the sum with respect to it."""
+    """Of states: the maximum of all, and the sum with respect to it, which is NaN if that is -inf: exp(-inf - -inf)."""
     highest = tl.reduce(top, axis, maximum, keep_dims=True)
-    base = tl.where(highest == float("-inf"), 0.0, highest).to(highest.dtype)
-    return tl.reduce(top, axis, maximum, keep_dims=keep), tl.sum(total * tl.exp(top - base), axis, keep_dims=keep)
+    share = tl.where(top == float("-inf"), highest - highest, total * tl.exp(top - highest))
+    return tl.reduce(top, axis, maximum, keep_dims=keep), tl.sum(share, axis, keep_dims=keep)
 
 
 @triton.jit

@@ -114,8 +114,7 @@ def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
     if root.combine not in ("set", "add") or (base is not constant and (found.chosen or root.combine != "set")):
         return None
     value = masked(found.known, root.body.substitute(found.at))
-    if root.combine == "add":
-        value = op("add", base, value)
+    value = op("add", base, value) if root.combine == "add" else value
     conditions = [masked(found.known, found.hits())] if found.chosen else found.known
     body = op("where", both(conditions), value, base) if conditions else value
     return replace(nest, axes=found.axes, root=Pointwise(body))

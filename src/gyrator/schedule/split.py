@@ -178,12 +178,13 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
 
 
 def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> list[Node]:
-    """The maximum of all, and the sum by it: ``s = Σ s_b · exp(m_b - m)``, to which parts of -inf alone add nothing."""
+    """The maximum of all, and the sum by it: ``s = Σ s_b · exp(m_b - m)``. Parts of -inf alone add 0, or NaN to NaN."""
     tops, totals = parted
     dtype, (top, total) = tops.dtype, nest.out
     assert top is not None
-    share = op("mul", totals, op("exp", op("sub", tops, Load(top, coords_of(nest.axes)))))
-    part = op("where", op("eq", tops, Const(identity("max", dtype), dtype)), Const(0.0, dtype), share)
+    highest = Load(top, coords_of(nest.axes))
+    share = op("mul", totals, op("exp", op("sub", tops, highest)))
+    part = op("where", op("eq", tops, Const(identity("max", dtype), dtype)), op("sub", highest, highest), share)
     maximum = replace(nest, out=(top,), root=Reduce("max", rows, (tops,)))
     return [maximum, replace(nest, out=(total,), root=Reduce("sum", rows, (part,)))]
 
