@@ -124,6 +124,20 @@ def test_a_gradient_that_comes_from_outside_is_copied(emulator: Emulator, monkey
     assert len(calls) == 2 and all("40" in str(call.args) for call in calls)
 
 
+def test_a_product_that_is_written_into_keeps_its_sides(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pad, "WORTH", 1)
+    monkeypatch.setattr(pad, "PER_BYTE", 0)
+
+    def cleared(x: Tensor, w: Tensor, rows: Tensor) -> Tensor:
+        y = x @ w
+        y[rows] = 0
+        return y.float().exp()
+
+    args = torch.randn(ROWS, 16).bfloat16(), torch.randn(16, WORDS).bfloat16(), torch.tensor([5, 3])
+    actual = torch.compile(cleared, backend=emulator.backend)(*args)
+    torch.testing.assert_close(actual, cleared(*args), rtol=3e-2, atol=3e-2)
+
+
 def half_loss(x: Tensor, w: Tensor, b: Tensor, words: Tensor) -> Tensor:
     return nn.functional.cross_entropy(nn.functional.linear(x, w, b).float(), words)
 

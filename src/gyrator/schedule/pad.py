@@ -165,8 +165,8 @@ def _even(side: Index, size: int = 2) -> Index:
 
 
 def _pays(program: Program, node: Extern, args: tuple[_Longer, ...], free: Set[Value | None]) -> bool:
-    """Whether the arguments that must be copied are small, and no operator reads the result."""
-    if any(v.value is node.out[0] for n in program.nodes if isinstance(n, Extern) for v in views(n)):
+    """Whether the arguments that must be copied are small, and only loads read the result."""
+    if any(node.out[0] in addressed(n) for n in program.nodes):
         return False
     copied = [a.shape for a in args if a.shape != a.view.value.shape and (a.of_more_rows or a.view.value not in free)]
     cost = sum(volume(shape, 1) * 2 for shape in copied)
