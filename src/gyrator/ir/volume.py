@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import prod
 
 from gyrator.ir.expr import Checked, Expr, Op, Random, Value
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Mod, Size, evaluate, lower, upper
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Max, Min, Mod, Size, evaluate, upper
 from gyrator.ir.ops import OPS
 
 UNKNOWN_SIZE = 64
@@ -53,12 +53,12 @@ def at_most(index: Index) -> int | None:
 
 def fits_32_bits(index: Index) -> bool:
     """Whether an index provably stays within 32 bits, and so does what it is computed from."""
-    low, high = lower(index), upper(index)
-    if low is None or high is None or low.value is None or high.value is None:
+    most, least = at_most(index), at_most(-index)
+    if most is None or least is None or max(most, least - 1) >= 1 << 31:
         return False
-    if low.value < -(1 << 31) or high.value >= 1 << 31:
-        return False
-    return all(fits_32_bits(i) for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den))
+    divisions = [(a.num, a.den) for a in index.atoms() if isinstance(a, FloorDiv | Mod)]
+    extremes = [(a.a, a.b) for a in index.atoms() if isinstance(a, Min | Max)]
+    return all(fits_32_bits(i) for both in divisions + extremes for i in both)
 
 
 def bytes_of(value: Value) -> int:

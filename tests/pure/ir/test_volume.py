@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gyrator.ir.index import Axis, Size, const, minimum
-from gyrator.ir.volume import count_of, volume
+from gyrator.ir.index import ZERO, Axis, Size, const, maximum, minimum
+from gyrator.ir.volume import count_of, fits_32_bits, volume
 
 
 def test_a_product_of_unknown_sizes_has_as_many_elements_as_both() -> None:
@@ -25,3 +25,10 @@ def test_a_block_counts_as_long_as_the_first_one() -> None:
     rows = Size("s0", hint=1000).index()
     block = Axis("b", (rows + 255) // 256)
     assert volume((minimum(const(256), rows - block.index() * 256),)) == 256
+
+
+def test_what_is_computed_from_more_than_32_bits_needs_them() -> None:
+    far, near = (Axis("i", const(1 << n)).index() for n in (33, 30))
+    for i, fits in ((far, False), (near, True)):
+        places = (i // 8 % 4, minimum(i, const(7)), maximum(ZERO, i - 5) // 16, minimum(maximum(i - 3, ZERO), const(7)))
+        assert [fits_32_bits(place) for place in places] == [fits] * len(places)
