@@ -98,6 +98,12 @@ def test_a_choice_is_named_after_its_operands() -> None:
     assert titles_of(on_gpu(lowered(of_rows, *ARGS[of_rows]).program))[0] == "_scaled_mm(17x96, 96x32, 32)"
 
 
+def test_scales_of_blocks_stay_with_the_library_also_where_there_are_as_many_as_results() -> None:
+    x, w = random(16, 2048).to(E4), random(16, 2048).to(E4)
+    assert titles_of(on_gpu(lowered(of_matrices, x, w, torch.ones(16, 1), torch.ones(1, 16)).program))
+    assert not titles_of(on_gpu(lowered(of_matrices, x, w, torch.ones(16, 16), torch.ones(16, 16)).program))
+
+
 def of_bytes(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
     return of_matrices(x, w.view(E4), sx, sw)
 

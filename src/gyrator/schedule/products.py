@@ -254,8 +254,8 @@ def _scaled(call: Extern, out: Value) -> Product | None:
     """A product of 8-bit floats with a scale for each operand, or for each row and each column."""
     left, right, *given = (arg for arg in call.args[:4] if isinstance(arg, View))
     more = _named(call, 4, "bias scale_result out_dtype use_fast_accum")
-    expanded = [_expanded(view, out.shape) for view in given if view.value.dtype == torch.float32]
-    scales = tuple(view for view in expanded if view is not None)
+    given = [v for v in given if v.value.dtype == torch.float32 and ONE in (ONE, *v.shape)[-2:]]  # of no blocks
+    scales = tuple([found for view in given if (found := _expanded(view, out.shape)) is not None])
     if len(scales) != 2 or more.get("scale_result") is not None:
         return None
     added = more.get("bias")
