@@ -62,6 +62,16 @@ def test_64_bit_integers_and_floats_of_any_size(mode: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_doubles_beyond_32_bits_wrap_to_bytes(mode: str) -> None:
+    """Those without a sign: torch makes them by way of 64 bits."""
+    library = load(elementwise("to_byte", ["double"], "uint8_t", "gy::cast<uint8_t>(a)", 16), mode)
+    x = torch.arange(-40, 40, dtype=torch.float64) * 123_456_789_013 + 7
+    edges = torch.tensor([3e9 + 5, -3e9 - 5, -1.5, 255.9, 256, 2**31, 2**52 + 3, -(2**53) + 1], dtype=torch.float64)
+    assert torch.equal(apply(library, "to_byte", torch.uint8, x), x.to(torch.uint8))
+    assert torch.equal(apply(library, "to_byte", torch.uint8, edges.repeat(4)), edges.repeat(4).to(torch.uint8))
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("half", ["gy::bf16", "gy::f16"])
 def test_every_16_bit_float_survives_a_round_trip(mode: str, half: str) -> None:
     library = load(elementwise("trip", [half], half, f"gy::cast<{half}>(gy::cast<float>(a))"), mode)

@@ -85,6 +85,9 @@ template <class To> GY_FN To from_float(float x) {
   else return To(x);
 }
 
+// Whether floats become such integers by way of int64: as in torch uint8 too, if they are doubles.
+template <class To, class From>
+constexpr bool by_int64 = sizeof(To) == 8 || same<To, uint32_t> || (same<To, uint8_t> && same<From, double>);
 // One value. Out of range float to integer gives what the processor's conversion to int32 or int64 gives.
 template <class To, class From> GY_FN To convert_one(From x) {
   if constexpr (same<To, From>) return x;
@@ -96,7 +99,7 @@ template <class To, class From> GY_FN To convert_one(From x) {
       return x >= From(9223372036854775808.0)
                  ? uint64_t(int64_t(x - From(9223372036854775808.0))) ^ (1ull << 63)
                  : uint64_t(int64_t(x));
-    else if constexpr (sizeof(To) == 8 || same<To, uint32_t>) return To(int64_t(x));
+    else if constexpr (by_int64<To, From>) return To(int64_t(x));
     else return To(int32_t(x));
   } else return To(x);
 }
@@ -481,11 +484,9 @@ template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) 
     else if constexpr (same<From, uint64_t>) return convert_lanes<To>(v);
     else return step_64<To>(v);
   } else {                                                     // float or double to integer
-    if constexpr (sizeof(To) < 4) return convert<To>(step<int32_t>(v));
-    else if constexpr (same<To, int32_t>) return step<To>(v);
-    else if constexpr (same<To, uint64_t>) return convert_lanes<To>(v);
-    else if constexpr (same<To, uint32_t>) return convert<To>(step_64<int64_t>(v));
-    else return step_64<To>(v);
+    if constexpr (same<To, uint64_t>) return convert_lanes<To>(v);
+    else if constexpr (by_int64<To, From>) return convert<To>(step_64<int64_t>(v));
+    else return convert<To>(step<int32_t>(v));
   }
 }
 
