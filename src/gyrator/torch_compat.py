@@ -159,9 +159,9 @@ def is_size(path: Iterable[object]) -> bool:
 
 
 def symbolic_numbers(values: Iterable[object]) -> Iterator[torch.SymInt | torch.SymFloat | torch.SymBool]:
-    """What is symbolic of a graph's inputs: numbers, sizes, strides, and floats that come as 0-d tensors."""
+    """What is symbolic of a graph's inputs: numbers, sizes, strides, and what capture calls the number in a tensor."""
     for value in values:
-        parts = (*value.shape, *value.stride(), float_behind(value)) if isinstance(value, torch.Tensor) else (value,)
+        parts = (*value.shape, *value.stride(), number_behind(value)) if isinstance(value, torch.Tensor) else (value,)
         yield from (part for part in parts if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)))
 
 
@@ -170,10 +170,10 @@ def shape_env_of(values: Iterable[object]) -> "ShapeEnv | None":
     return next((number.node.shape_env for number in symbolic_numbers(values)), None)
 
 
-def float_behind(fake: torch.Tensor) -> torch.SymFloat | None:
-    """The float of the user's program that capture passes as this 0-d tensor; what is found out of it is guarded."""
+def number_behind(fake: torch.Tensor) -> torch.SymInt | torch.SymFloat | None:
+    """What capture calls the number in this 0-d input, be it one of the user's; what is found out of it is guarded."""
     known = getattr(fake, "item_memo", None)
-    return known if isinstance(known, torch.SymFloat) and known.node.hint is not None else None
+    return known if isinstance(known, (torch.SymInt, torch.SymFloat)) and known.node.hint is not None else None
 
 
 def guard_floats(value: object) -> None:
@@ -186,7 +186,7 @@ def guard_floats(value: object) -> None:
                     env.evaluate_expr(importlib.import_module("sympy").Eq(symbol, env.backed_var_to_val[symbol]))
 
 
-def set_float_behind(fake: Any, number: torch.SymFloat | None) -> None:
+def set_number_behind(fake: Any, number: torch.SymInt | torch.SymFloat | None) -> None:
     """Make `number` the item of a fake tensor, or leave it unknown."""
     fake.item_memo = number
 

@@ -243,6 +243,18 @@ def test_the_item_of_a_number_that_the_program_changes(backend):
         count_compiles(fn, calls, backend, dynamic=True)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_size_that_is_the_number_in_a_tensor(fullgraph, backend):
+    """Capture has a name for the number in a 0-d input, and guards on it; what the program makes of it is another."""
+
+    def padded(x: Tensor, side: Tensor, more: Tensor) -> Tensor:
+        more.add_(side)
+        return F.pad(x, (side, side), value=1.0).softmax(-1) * more
+
+    calls = [(torch.randn(2, 4, requires_grad=True), torch.tensor(n), torch.tensor(3)) for n in (2, 5, 0, -1)]
+    assert count_compiles(padded, calls, backend, fullgraph=fullgraph) == 1
+
+
 # --- sizes that depend on values ---
 
 

@@ -108,7 +108,7 @@ def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
         if isinstance(value, Tensor):
             leaf = recorder.build.results.alias(value)
             leaf.requires_grad_(inputs.requires_grad[position])
-            torch_compat.set_float_behind(leaf, torch_compat.float_behind(value))
+            torch_compat.set_number_behind(leaf, torch_compat.number_behind(value))
         recorder.add_input(f"arg{position}", leaf, position)
         argument = leaf
         if inputs.requires_grad[position] and not inputs.leaf[position]:

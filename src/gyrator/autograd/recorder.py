@@ -110,8 +110,7 @@ class Recorder(TorchDispatchMode):
 
     def add_input(self, name: str, value: Any, position: int | None = None) -> None:
         """A placeholder for `value`; a tensor becomes a root."""
-        node = self.build.placeholder(name, value)
-        self._last_input = node
+        node = self._last_input = self.build.placeholder(name, value)
         self._inputs += 1
         if isinstance(value, Tensor):
             self._bind(value, new_root(node, value, position))
@@ -123,8 +122,7 @@ class Recorder(TorchDispatchMode):
     def add_constant(self, value: Tensor, fake: Tensor, *, literal: bool = False) -> None:
         """A tensor that the program holds itself: an input that the runtime supplies. Of a `literal`
         (`torch.tensor([1, 2])` in the program) each run has a new one: a write to it stays inside."""
-        anchor = self._last_input
-        graph = self.build.graph
+        anchor, graph = self._last_input, self.build.graph
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
             self.add_input(f"constant_{len(self.constants)}", fake, None if literal else self._inputs)
         self.constants.append((self.alias_of(fake).root, value))
@@ -199,10 +197,13 @@ class Recorder(TorchDispatchMode):
         self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
 
     def _number(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
-        """A number read from data is recorded where its symbol is new. A float that has one value is that value."""
-        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
-        if not bindings and func is aten._local_scalar_dense.default and expression(out).is_number:
-            return torch_compat.plain_number(expression(out))
+        """A number read from data is recorded where its symbol is new. One that has a single value is that value."""
+        number, bindings = expression(out), torch_compat.fresh_symbols(self.build.fake_mode, out)
+        if not bindings and func is aten._local_scalar_dense.default:
+            if number.is_number:
+                return torch_compat.plain_number(number)
+            if type(out) is torch.SymInt and number.is_symbol and self.build.symbols.find(number) is None:
+                bindings = {number: ()}  # of an input, and capture has a name for it
         if bindings or type(out) is torch.SymFloat:
             self._define(func, args, kwargs, out, bindings)
         return out
@@ -220,8 +221,7 @@ class Recorder(TorchDispatchMode):
     def _view(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         source, *others = args
         if isinstance(source, complex):  # derivatives take the conjugate of a number of the program
-            number = (source.conjugate(),)
-            self._results(self._append(aten.scalar_tensor.default, number, {"dtype": out.dtype}, out), out)
+            self._define(aten.scalar_tensor.default, (source.conjugate(),), {"dtype": out.dtype}, out, None)
             return
         if not isinstance(source, FakeTensor):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
@@ -278,7 +278,7 @@ class Recorder(TorchDispatchMode):
     def _write(self, target: Any, value: Node) -> None:
         if isinstance(target, Tensor):
             alias = self.alias_of(target)
-            torch_compat.set_float_behind(alias.root.tensor, None)
+            torch_compat.set_number_behind(alias.root.tensor, None)
             write(alias, value, self.build)
         else:
             for position, item in enumerate(target):

@@ -201,7 +201,7 @@ class _Writer:
             sizes = (*value.shape, "@", *value.stride(), "+", value.storage_offset())
             dims = " ".join(self.number(s) if isinstance(s, torch.SymInt) else str(s) for s in sizes)
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
-            known = torch_compat.float_behind(value)
+            known = torch_compat.number_behind(value)
             return f"{value.dtype}{flags} {value.device} [{dims}]{'' if known is None else self.number(known)}"
         if isinstance(value, (list, tuple)):
             return f"({', '.join(self.meta(v) for v in value)})"

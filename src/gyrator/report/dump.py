@@ -26,7 +26,7 @@ from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Step
 from gyrator.schedule.products import defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
-from gyrator.torch_compat import float_behind, qualified_name
+from gyrator.torch_compat import number_behind, qualified_name
 
 
 def dump_graph(dump: DumpWriter, name: str, gm: fx.GraphModule, values: Sequence[object]) -> None:
@@ -132,7 +132,7 @@ def _import_text(alias: str, target: object) -> str:
 def _input_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         shape, strides = ([_number(n) for n in sizes] for sizes in (value.shape, value.stride()))
-        known = float_behind(value)
+        known = number_behind(value)
         if known is not None:
             return f"torch.tensor({_number(known)}, dtype={value.dtype})"
         device = "" if value.device.type == "cpu" else f', device="{value.device.type}"'
