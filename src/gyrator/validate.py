@@ -18,7 +18,6 @@ from gyrator.ir.interp import Run, run_program
 from gyrator.ir.program import Extern, Program, defines
 from gyrator.lowering.graph import Lowered
 from gyrator.origin import Origin
-from gyrator.runtime.externs import operator
 
 SEEDS = "gyrator.seeds.default"
 SEED = 20
@@ -45,6 +44,7 @@ def validated(
     value (in program order) that has the same name in both and differs."""
     pending = [True]
     kinds = {value.dtype for node in lowered.program.nodes for value in defines(node)}
+    regions = {name: graph.forward for name, graph in lowered.regions.items()}
     eps = max((torch.finfo(kind).eps for kind in kinds & _ROUNDED), default=0.0)
 
     def levels(args: Sequence[Any]) -> Iterator[Level]:
@@ -53,7 +53,7 @@ def validated(
             yield _call_level("the ATen graph", interpret(graph, args, info), args, info)
         for name, program in stages:
             torch.manual_seed(SEED)
-            run = run_program(program, copies(args), lowered.constants, externs=_externs(program, lowered))
+            run = run_program(program, copies(args), lowered.constants, externs=regions)
             yield _program_level(name, program, run, info)
         yield _call_level("the built code", compiled, args, info)
 
@@ -126,12 +126,6 @@ def _named(outputs: Sequence[object], info: GraphInfo, updated: Mapping[int, Ten
     written = {update.output for update in info.updates}
     shown = {f"output {i}": out for i, out in enumerate(outputs) if isinstance(out, Tensor) and i not in written}
     return shown | {f"update of input {k}": new for k, new in updated.items()}
-
-
-def _externs(program: Program, lowered: Lowered) -> dict[str, Any]:
-    """The functions of extern calls that torch does not know: regions of the graph, and gyrator's own."""
-    names = {node.op for node in program.nodes if isinstance(node, Extern) and node.op.startswith("gyrator.")}
-    return {name: lowered.regions[name].forward if name in lowered.regions else operator(name) for name in names}
 
 
 def rms(x: Tensor) -> float:
