@@ -254,14 +254,11 @@ class _Wrapper:
         match step:
             case Allocate(value, None):
                 self.emit(f"{self.hold(value)} = {self.fresh(value)}")
-            case Allocate(value, Value() as upon, None):
-                there = self.view(View(upon, value.shape, value.strides, ZERO))
-                self.emit(f"{self.hold(value)} = {there}  # in place")
-            case Allocate(value, Value() as upon, Index() as offset, needs):
-                there = self.view(View(upon, value.shape, value.strides, offset, value.dtype))
+            case Allocate(value, Value() as upon, offset, needs):
+                there = self.view(View(upon, value.shape, value.strides, offset or ZERO, value.dtype))
                 if needs is not None:
                     there += f" if {needs} <= {upon.nbytes} else {self.fresh(value)}"
-                self.emit(f"{self.hold(value)} = {there}  # not written yet")
+                self.emit(f"{self.hold(value)} = {there}  # {'in place' if offset is None else 'not written yet'}")
             case Launch():
                 self.launch(step)
             case Call():
