@@ -364,10 +364,8 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     split = _split_by_factor(rest, den)
     if split is not None:
         return quotient + split[0], split[1]
-    nested = _nested_division(rest, den)
-    if nested is not None:
-        return quotient + nested, rest if nested is ZERO else _mod_atom(rest, den)
-    return quotient + FloorDiv(rest, den).index(), _mod_atom(rest, den)
+    floor = _nested_division(rest, den) or FloorDiv(rest, den).index()
+    return quotient + floor, rest if floor is ZERO else _mod_atom(rest, den)
 
 
 def _mod_atom(num: Index, den: Index) -> Index:
