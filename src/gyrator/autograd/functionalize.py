@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, View, inverse, strided_inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, View, inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -90,7 +90,9 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
             kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (seen.node.meta["val"] for seen, _ in chain)]
             del chain[kinds.index(kinds[-1]) + 1 :]  # `link` may show an element in two places, as `expand` does
             window, value = chain[-1]
-            value = _call_view(*strided_inverse(window.node.meta["val"], window.root.node, value), {}, build)
+            shown = window.node.meta["val"]  # any view is undone on the root, by a scatter to where its elements lie
+            places = tuple(shown.shape), tuple(shown.stride()), shown.storage_offset()
+            value = _call_view(aten.as_strided_scatter.default, (window.root.node, value, *places), {}, build)
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent

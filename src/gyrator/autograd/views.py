@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -50,12 +49,6 @@ def inverse(view: View, parent: Node, written: Node) -> Call | None:
     None where the operator is not known; `as_strided_scatter` on the root serves then."""
     rule = _INVERSES.get(view.op)
     return rule(view, parent, written) if rule is not None else None
-
-
-def strided_inverse(view: Tensor, root: Node, written: Node) -> Call:
-    """The inverse of any view, on the root of the chain: a scatter by the view's own strides."""
-    places = tuple(view.shape), tuple(view.stride()), view.storage_offset()
-    return aten.as_strided_scatter.default, (root, written, *places)
 
 
 def _reshape_back(view: View, parent: Node, written: Node) -> Call:
