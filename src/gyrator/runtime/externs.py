@@ -22,11 +22,8 @@ def operator(name: str) -> Callable[..., object]:
     """The operator called ``aten.mm.default`` or ``library.name.overload``.
 
     Raises: UnsupportedOperator if no library that is loaded defines it."""
-    direct = DIRECT.get(name)
-    if direct is not None:
-        return direct
     try:
-        return attrgetter(name)(torch.ops)
+        return DIRECT.get(name) or attrgetter(name)(torch.ops)
     except AttributeError:
         raise UnsupportedOperator(name, "no library that is loaded defines it") from None
 

@@ -158,9 +158,8 @@ class Runtime:
         """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
 
         Raises: CacheCorrupt if the file is missing or of another size."""
-        given = self.constants.get(key)
-        if given is not None:
-            return given
+        if key in self.constants:
+            return self.constants[key]
         path = self.folder / constant_file(key)
         try:
             flat = torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8)).view(dtype)
