@@ -81,11 +81,9 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
     name = schema.name.partition("::")[2]
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     library = getattr(torch.ops, op.namespace)
-    for candidate in (base, f"{base}_functional"):
-        packet = getattr(library, candidate, None)
-        for overload in packet.overloads() if packet is not None else ():
-            found: OpOverload = getattr(packet, overload)
-            given = [(argument.name, str(argument.type)) for argument in found._schema.arguments]
-            if given == wanted and found._schema.returns and not found._schema.is_mutable:
-                return found
+    packets = [getattr(library, found) for found in (base, f"{base}_functional") if hasattr(library, found)]
+    for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
+        given = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+        if given == wanted and overload._schema.returns and not overload._schema.is_mutable:
+            return overload
     return None

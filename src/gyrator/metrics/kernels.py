@@ -93,9 +93,8 @@ class _Walk:
                 self.store(stage, around, trips)
             case Attend(template, axes, (query, *_)):
                 sides = [count_of(n) for n in (*(axis.extent for axis in axes), query.shape[-1])]
-                self.operations += {"forward": 4, "decode": 4, "rows": 6, "columns": 8, "backward": 10}[
-                    template
-                ] * prod(sides)
+                of_an_element = {"forward": 4, "decode": 4, "rows": 6, "columns": 8, "backward": 10}[template]
+                self.operations += of_an_element * prod(sides)
             case Contract(_, left):
                 self.depth = count_of(left.shape[-1])
                 times = trips if stage.ends is None or not stage.batch else trips // count_of(stage.ends.shape[0])
