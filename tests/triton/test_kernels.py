@@ -509,6 +509,5 @@ def test_what_ends_within_16_bytes_is_stored_apart(name: str, dynamic: bool, int
     plan = gpu_plan(on_gpu(lowered(fn, *inputs, dynamic=dynamic).program), Gpu(processors=1))
     (got,) = run_plan(plan, [x.clone() for x in inputs], launch=runner(interpreter))
     torch.testing.assert_close(got, fn(*inputs))
-    sources = [print_triton(kernel).source for kernel in plan.kernels]
-    if not dynamic and name != "rows apart":
-        assert [source.count("tl.store(") for source in sources] == [1 if name == "across rows" else 2]
+    if name != "across rows" and not (dynamic and "rows" in name):
+        assert "rt.store_apart(" in print_triton(plan.kernels[-1]).source

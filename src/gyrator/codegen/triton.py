@@ -13,7 +13,7 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
@@ -23,17 +23,7 @@ import torch
 from gyrator.codegen.python_text import Names, constant_text, scalar, tuple_of, type_name, working
 from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
-from gyrator.codegen.triton_expr import (
-    Axes,
-    Block,
-    Expressions,
-    Shifted,
-    Term,
-    function_lines,
-    grid_loops,
-    mask_text,
-    reads_of,
-)
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
 from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
@@ -381,6 +371,9 @@ class Printer(Expressions):
             start = self.named(Term(start, self.block.depth), f"{axis.name}_start").text
         self.starts[axis] = start
         text = f"{start} + {lanes}" if start else lanes
+        if row := self.shifted.get(axis):
+            lane = self.named(Term(text, self.block.depth, frozenset((axis,))), "lane", row.lane)
+            text = f"{lane.text} - {self.index(row.first).operand}"
         name = self.named(Term(text, self.block.depth, frozenset((axis,))), axis.name, axis).text
         self._bound(axis)
         return name
@@ -482,7 +475,9 @@ class Printer(Expressions):
         variable = self.find(axis)
         assert variable is not None
         extent = self.extents.get(axis) or self.index(axis.extent).text
-        ok = replace(variable, text=f"{variable.text} < {extent}", name=False)
+        text = f"{variable.text} < {extent}"
+        text = f"({variable.text} >= 0) & ({text})" if axis in self.shifted else text
+        ok = replace(variable, text=text, name=False)
         self.bounds[axis] = self.named(ok, f"{variable.text}_ok")
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
@@ -534,7 +529,7 @@ class Printer(Expressions):
         self.bounds = known
 
     def _steps(self, loop: Loop, block: str) -> None:
-        row = self._shifted(loop)
+        row = self.shifted_row(loop)
         extent = self.index((row.lane if row else loop.axis).extent).text
         for carry in loop.carries:
             self._declare(carry, loop)
@@ -542,43 +537,13 @@ class Printer(Expressions):
         self.loop_number = self._numbered
         start = self.names.fresh("start")
         with self._indented(f"for {start} in range(0, {extent}, {block}):"):
-            if row:
-                self._shift(loop.axis, start, row)
-            else:
-                self._lanes(loop.axis, start)
+            self._lanes(loop.axis, start)
             self.body(loop.body)
         self.loop_number = 0
         self.bounds.pop(loop.axis, None)
         self.shifted.pop(loop.axis, None)
         for carry in loop.carries:
             self._finish(self._accumulators[carry.name], loop.axis)
-
-    def _shifted(self, loop: Loop) -> Shifted | None:
-        """How a long row lies that begins amid 16 bytes, as those of 50,257 words do; None where a loop reads or writes
-        several such rows, or by sizes or indices that only a run tells."""
-        axis, stores = loop.axis, [s for s in loop.body if isinstance(s, Store)]
-        reached = [(load.value, load.index) for load in tree.loads_in(loop.body)]
-        reached += [(store.value, store.index) for store in stores]
-        places = [(v, place) for v, i in reached if (place := v.position(i)).coefficient(axis) is ONE]
-        starts = {place - axis.index() for _, place in places}
-        scans = any(isinstance(s, Update) and s.running for s in loop.body)
-        if len(starts) != 1 or axis.extent.value is None or scans:
-            return None
-        (start,), size = starts, VECTOR // min(v.dtype.itemsize for v, _ in places)
-        if start % size is ZERO or start.indirects() or self.index(start).axes:
-            return None
-        lane = Axis("lane", axis.extent + (size - 1))
-        return Shifted(start, lane, start % size, start // size * size + lane.index())
-
-    def _shift(self, axis: Axis, start: str, row: Shifted) -> None:
-        """As `_lanes`, for a row that begins amid 16 bytes."""
-        lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
-        depth, axes = self.block.depth, frozenset((axis,))
-        lane = self.named(Term(f"{start} + {lanes}", depth, axes), "lane", row.lane)
-        at = self.named(Term(f"{lane.text} - {self.index(row.first).operand}", depth, axes), axis.name, axis)
-        ok = f"({at.text} >= 0) & ({at.text} < {self.index(axis.extent).text})"
-        self.bounds[axis] = self.named(Term(ok, depth, axes), f"{at.text}_ok")
-        self.starts[axis], self.shifted[axis] = start, row
 
     def _declare(self, carry: Carry, loop: Loop) -> None:
         """Accumulators before a loop in blocks: a tile for a reduction, a column for a scan."""
@@ -803,12 +768,10 @@ class Printer(Expressions):
             raise InternalCheckError("print", f"{store.combine} into memory has no atomic in Triton")
 
     def _put(self, store: Store, pointer: str, value: Term, conditions: Sequence[Term], more: str) -> None:
-        """Store a tile. Where the last of the elements that a thread stores at once are too few, they are stored apart,
-        or all would go one by one, each thread beside eight that it does not store with:
+        """Store a tile. Elements that are too few for a thread to store at once, the last of them and the first of a
+        shifted row, are stored apart: for their mask, all would go one by one.
 
-            tl.store(y + i, t, i < 1001)   →   tl.store(y + i, t, i < 1000)
-                                               if start + XBLOCK > 1000:
-                                                   tl.store(y + i, t, (i < 1001) & ~(i < 1000))
+            tl.store(y + i, t, i < 1001)   →   rt.store_apart(y + i, t, i < 1001, i < 1000, start + XBLOCK > 1000)
         """
         size, place = VECTOR // store.value.dtype.itemsize, store.value.position(store.index)
         axis = next((a for a in self.bounds if self._ends_amid(a, place, size)), None)
@@ -822,12 +785,10 @@ class Printer(Expressions):
         whole, past = f"{at} < {high}", f"{start} + {self.tile_of[axis].block} > {self.index(least).operand}"
         if row is not None:
             whole, past = f"({at} >= {low}) & ({whole})", f"({start} == 0) | ({past})"
-        together = self.named(Term(whole, self.block.depth, frozenset((axis,))), f"{axis.name}_whole")
-        text = f"tl.store({pointer}, {self.named(value, 't', store.expr).text}"
-        within = [together if c is self.bounds[axis] else c for c in conditions]
-        self.emit(f"{text}{mask_text(within)}{more})")
-        with self._indented(f"if {past}:") if start else nullcontext():
-            self.emit(f"{text}{mask_text([*conditions, Term(f'~{together.text}')])}{more})")
+        masks = [f"({whole})" if c is self.bounds[axis] else c.operand for c in conditions]
+        inside = " & ".join(c.operand for c in conditions)
+        arguments = [pointer, value.text, inside, " & ".join(masks), past if start else "True"]
+        self._call("rt.store_apart", [*arguments, *(['".cs"'] if more else [])])
 
     def _ends_amid(self, axis: Axis, position: Index, size: int) -> bool:
         """Whether neighbours along ``axis`` move ``size`` at once, but the first or last of them."""

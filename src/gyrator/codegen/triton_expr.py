@@ -16,12 +16,26 @@ import torch
 
 from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, tuple_of, type_name, typed_literal
 from gyrator.codegen.texts import Blocks, Key, Lines, Printed, checked_place
+from gyrator.codegen.triton_foreach import VECTOR
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
-from gyrator.ir.index import ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
-from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, walk_loops, walk_stages
+from gyrator.ir.tree import (
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Stage,
+    Store,
+    Tile,
+    Tiling,
+    Update,
+    loads_in,
+    walk_loops,
+    walk_stages,
+)
 
 Axes = frozenset[Axis]
 
@@ -123,6 +137,22 @@ class Expressions(Blocks[Term, Block]):
         """The conditions under which a tile's elements along ``axes`` are within the loops."""
         found = [(self.dimension(a), self.bounds[a]) for a in axes if a in self.bounds]
         return [term for _, term in sorted(found, key=lambda pair: pair[0])]
+
+    def shifted_row(self, loop: Loop) -> Shifted | None:
+        """How the row of a loop lies if it begins amid 16 bytes, as those of 50,257 words do, noted until it ends. None
+        where several are read or written, and for lengths, places and rows of a tile that only a run tells."""
+        axis, scans = loop.axis, any(isinstance(s, Update) and s.running for s in loop.body)
+        reached = [(s.value, s.index) for s in (*loads_in(loop.body), *loop.body) if isinstance(s, Load | Store)]
+        places = [(v, place) for v, i in reached if (place := v.position(i)).coefficient(axis) is ONE]
+        starts = {place - axis.index() for _, place in places}
+        if len(starts) != 1 or axis.extent.value is None or scans:
+            return None
+        (start,), size = starts, VECTOR // min(v.dtype.itemsize for v, _ in places)
+        if start % size is ZERO or start.indirects() or not start.axes().isdisjoint(self.tile_of):
+            return None
+        lane = Axis("lane", axis.extent + (size - 1))
+        self.shifted[axis] = Shifted(start, lane, start % size, start // size * size + lane.index())
+        return self.shifted[axis]
 
     def named(self, term: Term, stem: str, key: Key | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``stem``."""

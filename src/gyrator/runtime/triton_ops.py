@@ -732,3 +732,12 @@ def randint64(seed, offset, low, high):
     bits = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
     span = (high - low).to(tl.uint64)
     return low + (bits % tl.where(span == 0, 1, span)).to(tl.int64)
+
+
+@triton.jit
+def store_apart(pointer, value, inside, whole, near, modifier: tl.constexpr = ""):
+    """Store what is ``inside``, and what of it is in ``whole`` groups of neighbours 16 bytes at once; others are only
+    where ``near`` is true."""
+    tl.store(pointer, value, whole, cache_modifier=modifier)
+    if near:
+        tl.store(pointer, value, inside & (whole == 0), cache_modifier=modifier)
