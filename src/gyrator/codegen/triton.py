@@ -58,9 +58,10 @@ _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 """What Triton itself reduces by; the rest is in our library."""
 
 
-def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = False) -> TritonKernel:
-    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses. An ``early``
-    one, for capability 9.0 on and not in Gluon, may be launched before earlier launches are done: it waits for them.
+def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -> TritonKernel:
+    """Print a kernel that has a tiling; if tensors are not ``aligned``, nothing beside them is read, and templates use
+    no descriptors. An ``early`` one, for capability 9.0 on and not in Gluon, may be launched before earlier launches
+    are done: it waits for them.
 
     Raises: UnsupportedInput for an element type that GPU kernels lack; InternalCheckError for a tree without Triton."""
     if kernel.tiling is None:
@@ -69,7 +70,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
         return _print_foreach(kernel, kernel.tiling, early=early)
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
-    printer.descriptors = descriptors
+    printer.aligned = aligned
     params: list[Parameter] = []
     for p in kernel.params:
         type_name(p.value.dtype)
@@ -96,7 +97,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
         kernel.tiling.category,
         printer.asserts,
         early,
-        plain=print_triton(kernel, descriptors=False, early=early).source if printer.described else "",
+        plain=print_triton(kernel, aligned=False, early=early).source if printer.described or printer.widened else "",
     )
 
 
@@ -237,10 +238,8 @@ class Printer(Expressions):
         self._numbered = 0
         self._scope: Axes = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
-        self.extents: dict[Axis, str] = {}
-        self.starts: dict[Axis, str] = {}
         self.functions: list[str] = []
-        self.descriptors, self.described = True, False
+        self.described = False
         self._sizes = dict(tiling.configs[0].blocks)
         self._wide = ".to(tl.int64)" * tiling.wide
         self._shared = "PARTS" in self._sizes
@@ -251,7 +250,7 @@ class Printer(Expressions):
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
         if isinstance(stage := self.kernel.body[0], Attend):
-            self.described = self.descriptors and self.tiling.configs[0].registers > 0
+            self.described = self.aligned and self.tiling.configs[0].registers > 0
             self.functions += score_functions(self, stage, gluon=self.described)
             call = f"{'hopper' if self.described else 'attention'}.{stage.template}"
             self._call(call, attention_arguments(self, stage))
@@ -304,7 +303,7 @@ class Printer(Expressions):
         if contract.rows_in_groups:
             self.emit(f"rows = gemm.tiles_of_groups({self._groups(contract)}, BLOCK_M)")
             counts[0] = "rows"
-        self.described = self.descriptors and contract.template == "described"
+        self.described = self.aligned and contract.template == "described"
         if self.described:
             for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
                 first = ["None"] * (3 - len(view.shape))
@@ -773,31 +772,22 @@ class Printer(Expressions):
 
             tl.store(y + i, t, i < 1001)   →   rt.store_apart(y + i, t, i < 1001, i < 1000, start + XBLOCK > 1000)
         """
-        size, place = VECTOR // store.value.dtype.itemsize, store.value.position(store.index)
-        axis = next((a for a in self.bounds if self._ends_amid(a, place, size)), None)
-        if axis is None:
+        place, size = store.value.position(store.index), VECTOR // store.value.dtype.itemsize
+        axis = self.ends_amid(place, size)
+        if axis is None or len(place.axes() & self.tile_of.keys()) < self.rank:
             self.emit(f"tl.store({pointer}, {value.text}{mask_text(conditions)}{more})")
             return
-        row, start, least = self.shifted.get(axis), self.starts[axis], axis.extent // size * size
-        lane, first = (axis, ZERO) if row is None else (row.lane, row.first)
+        lane, first = self.lanes_of(axis)
+        start, least = self.starts[axis], axis.extent // size * size
         begin, end = ((first + n) // size * size for n in (size - 1, axis.extent))
         at, low, high = (self.index(i).operand for i in (lane.index(), begin, end))
         whole, past = f"{at} < {high}", f"{start} + {self.tile_of[axis].block} > {self.index(least).operand}"
-        if row is not None:
+        if axis in self.shifted:
             whole, past = f"({at} >= {low}) & ({whole})", f"({start} == 0) | ({past})"
         masks = [f"({whole})" if c is self.bounds[axis] else c.operand for c in conditions]
         inside = " & ".join(c.operand for c in conditions)
         arguments = [pointer, value.text, inside, " & ".join(masks), past if start else "True"]
-        self._call("rt.store_apart", [*arguments, *(['".cs"'] if more else [])])
-
-    def _ends_amid(self, axis: Axis, position: Index, size: int) -> bool:
-        """Whether neighbours along ``axis`` move ``size`` at once, but the first or last of them."""
-        extent, row = axis.extent, self.shifted.get(axis)
-        if axis in self.extents or axis not in self.starts or position.coefficient(axis) is not ONE:
-            return False
-        if row is not None:
-            return position is row.start + axis.index()
-        return extent % size is not ZERO and extent // size is not ZERO and (position - axis.index()) % size is ZERO
+        self._call("rt.store_apart", [*arguments, '".cs"' if more else '""'])
 
     def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:
         """Read, combine and write; the barrier puts the iterations of a serial loop in order."""

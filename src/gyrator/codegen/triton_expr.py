@@ -95,6 +95,9 @@ class Expressions(Blocks[Term, Block]):
         self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
         self.shifted: dict[Axis, Shifted] = {}
+        self.extents: dict[Axis, str] = {}
+        self.starts: dict[Axis, str] = {}
+        self.aligned, self.widened = True, False
         self.asserts = False
         self.apart = False
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
@@ -141,11 +144,11 @@ class Expressions(Blocks[Term, Block]):
     def shifted_row(self, loop: Loop) -> Shifted | None:
         """How the row of a loop lies if it begins amid 16 bytes, as those of 50,257 words do, noted until it ends. None
         where several are read or written, and for lengths, places and rows of a tile that only a run tells."""
-        axis, scans = loop.axis, any(isinstance(s, Update) and s.running for s in loop.body)
+        axis = loop.axis
         reached = [(s.value, s.index) for s in (*loads_in(loop.body), *loop.body) if isinstance(s, Load | Store)]
         places = [(v, place) for v, i in reached if (place := v.position(i)).coefficient(axis) is ONE]
         starts = {place - axis.index() for _, place in places}
-        if len(starts) != 1 or axis.extent.value is None or scans:
+        if len(starts) != 1 or axis.extent.value is None or self.tiling.category == "scan":
             return None
         (start,), size = starts, VECTOR // min(v.dtype.itemsize for v, _ in places)
         if start % size is ZERO or start.indirects() or not start.axes().isdisjoint(self.tile_of):
@@ -260,6 +263,8 @@ class Expressions(Blocks[Term, Block]):
             conditions = [*self.within(at.axes | mask.axes), mask]
             if not at.axes and mask.axes:
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
+        elif self.aligned and e.dtype.is_floating_point:
+            conditions = self._widened(e, conditions)
         tail = mask_text(conditions) + ("" if mask is None else f", {constant_text(e.other)}")
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
@@ -269,6 +274,32 @@ class Expressions(Blocks[Term, Block]):
         loaded = made_of(f"tl.load({at.text}{tail})", at, *conditions)
         small = e.dtype.itemsize < 4 and self.apart and len(at.axes) == 1
         return replace(loaded, text=f"attention.set_apart({loaded.text})") if small else loaded
+
+    def _widened(self, e: Load, conditions: list[Term]) -> list[Term]:
+        """The conditions of a load with those 16 bytes as a whole of which not all is within: nothing reads the rest,
+        which lies in the same page, if the tensor is aligned. A mask for it would have all loaded one by one."""
+        size = VECTOR // e.dtype.itemsize
+        axis = self.ends_amid(e.value.position(e.index), size)
+        if axis is None:
+            return conditions
+        self.widened, (lane, first) = True, self.lanes_of(axis)
+        at, end = self.index(lane.index()), self.index((first + axis.extent + (size - 1)) // size * size)
+        wide = made_of(f"{at.text} < {end.operand}", at, end, atom=False)
+        return [wide if c is self.bounds[axis] else c for c in conditions]
+
+    def ends_amid(self, position: Index, size: int) -> Axis | None:
+        """The axis along which ``size`` neighbours move at once, but for the last or first of them."""
+        for axis in [a for a in self.bounds if a in self.starts and a not in self.extents]:
+            rest, row = position - axis.index(), self.shifted.get(axis)
+            uneven = axis.extent % size is not ZERO and axis.extent // size is not ZERO and rest % size is ZERO
+            if rest is row.start if row else uneven and position.coefficient(axis) is ONE:
+                return axis
+        return None
+
+    def lanes_of(self, axis: Axis) -> tuple[Axis, Index]:
+        """What counts the elements along an axis from the beginning of 16 bytes on, and what the first one is."""
+        row = self.shifted.get(axis)
+        return (axis, ZERO) if row is None else (row.lane, row.first)
 
     def _checked(self, e: Checked) -> Term:
         """Wrap a negative index, and assert that it is in range."""

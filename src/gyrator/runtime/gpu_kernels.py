@@ -234,9 +234,6 @@ class GpuKernels:
 def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:
     if not sizes:
         return programs(**blocks)
-    if len(sizes) == 1:
-        (only,) = sizes
-        return lambda *args: programs(args[only], **blocks)
     return lambda *args: programs(*[args[at] for at in sizes], **blocks)
 
 

@@ -735,7 +735,7 @@ def randint64(seed, offset, low, high):
 
 
 @triton.jit
-def store_apart(pointer, value, inside, whole, near, modifier: tl.constexpr = ""):
+def store_apart(pointer, value, inside, whole, near, modifier: tl.constexpr):
     """Store what is ``inside``, and what of it is in ``whole`` groups of neighbours 16 bytes at once; others are only
     where ``near`` is true."""
     tl.store(pointer, value, whole, cache_modifier=modifier)
