@@ -296,3 +296,14 @@ def test_a_tensor_of_inference_mode_is_written_in_that_mode_alone(tmp_path: Path
         run(x)
     with torch.inference_mode():
         assert run(x) is x
+
+
+def test_a_number_is_copied_into_a_tensor() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_(-1)
+        y[0].copy_(2.5)
+        return x + y
+
+    given, wanted = ([torch.arange(6).view(2, 3), torch.ones(2, 3)] for _ in range(2))
+    torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*wanted))
+    torch.testing.assert_close(given, wanted)

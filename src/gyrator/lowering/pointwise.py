@@ -156,6 +156,13 @@ def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.full(out, False)
 
 
+def _copy(b: Builder, out: Meta, into: TensorRef, x: Operand, *_: Any) -> Any:
+    """The functional form of ``into.copy_(x)``, also for a number."""
+    if isinstance(x, TensorRef) and x.device != out.device:
+        return NotImplemented
+    return b.pointwise(out, lambda at: element(x, at, out.dtype))
+
+
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid"
     " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg floor ceil trunc round abs sign bitwise_not"
@@ -191,7 +198,7 @@ LOWERINGS: Family = {
     aten.angle.default: _angle,
     **rows(partial(_elementwise, "neg"), "_neg_view"),
     **dict.fromkeys(_COPIES, lambda b, out, x, *_, **__: b.copy(x, out)),
-    aten.copy.default: lambda b, out, into, x, *_: b.copy(x, out) if x.device == out.device else NotImplemented,
+    aten.copy.default: _copy,
     prims.add.default: partial(_sum, "add"),
     prims.where.default: _where,
     **{getattr(prims, n).default: partial(_elementwise, n) for n in "mul sub div maximum minimum pow neg".split()},
