@@ -36,7 +36,7 @@ def run_plan(
     machine = _Machine(plan, launch)
     for declared, given in zip(plan.inputs, inputs, strict=True):
         machine.bind(declared, given)
-    machine.memory |= {c.value: (constants or {})[c.key] for c in plan.constants}
+    machine.memory |= {c: (constants or {})[c.name] for c in plan.constants}
     for derived in plan.derived:
         if derived.size not in machine.sizes:  # a dimension of an input is known from the input itself
             machine.sizes[derived.size] = derive(derived.text, machine.sizes)

@@ -226,8 +226,8 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
 def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequence[Choice]) -> Pending:
     """plan → kernels and wrapper on their way; what waits for them stores and loads them. Raises: ToolchainMissing."""
     session, info, plan = task.session, task.info, scheduled.plan
-    given = lowered.constants
-    constants = {**given, **{p.value.name: panels_of(given[p.key], *p.layout) for p in scheduled.packings}}
+    packed = {p.value.name: panels_of(lowered.constants[p.source.value.name], *p.layout) for p in scheduled.packings}
+    constants = {**lowered.constants, **packed}
     kernels = start_kernels(plan, task.targets, task.stores.kernels, session, task.process.workers)
     with session.stage("print wrapper"):
         text = print_wrapper(plan, kernels.built, shown=task.shown, results=task.results, align=kernels.align)

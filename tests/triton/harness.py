@@ -53,7 +53,7 @@ def on_gpu(program: Program) -> Program:
         nodes=tuple(_node(n) for n in program.nodes),
         outputs=tuple(_output(o) for o in program.outputs),
         updates=tuple(replace(u, target=_moved(u.target), value=_view(u.value)) for u in program.updates),
-        constants=tuple(replace(c, value=_moved(c.value)) for c in program.constants),
+        constants=tuple(map(_moved, program.constants)),
     )
 
 

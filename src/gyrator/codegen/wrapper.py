@@ -116,7 +116,7 @@ class _Wrapper:
         self.lasting = frozenset(self.owners[value] for value in kept if value in self.owners)
         self.launched = Counter(self.memory(v) for s in plan.steps if isinstance(s, Launch) for v in s.args)
         self.viewed = Counter(map(self.window, _inner_views(plan)))
-        self.constants = frozenset(c.value for c in plan.constants)
+        self.constants = frozenset(plan.constants)
         # by the value that was first in a memory: how many values there are not freed, and the variables that hold it
         self.alive = Counter[Value]()
         self.holders: dict[Value, list[str]] = defaultdict(list)
@@ -131,7 +131,7 @@ class _Wrapper:
         for kernel in self.plan.kernels:
             self.kernel_name(kernel.name)
         for constant in self.plan.constants:
-            self.name(constant.value)
+            self.name(constant)
         self.unpack()
         for step in self.plan.steps:
             if not isinstance(step, Free):
@@ -168,10 +168,9 @@ class _Wrapper:
         """The lines of `bind` before `call`."""
         lines = [f"{tool} = runtime.{tool}" for tool in sorted(self.tools)]
         lines += [f'{name} = runtime.operator("{op}")' for op, name in self.operators.items()]
-        for constant in self.plan.constants:
-            v = constant.value
+        for v in self.plan.constants:
             where = f"{tuple_of(v.shape)}, {tuple_of(v.strides)}, {v.dtype}"
-            lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
+            lines.append(f'{self.name(v)} = runtime.constant("{v.name}", {where})')
         lines += self.bound
         origins = {k.name: k.origins for k in self.plan.kernels}
         for step in self.plan.steps:

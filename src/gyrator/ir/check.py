@@ -48,7 +48,7 @@ class _ProgramChecker:
             for size in [i.size for i in program.inputs] + [d.size for d in program.derived]:
                 if size is not None:
                     self.define_size(size)
-            for given in [i.value for i in program.inputs] + [c.value for c in program.constants]:
+            for given in [i.value for i in program.inputs] + [*program.constants]:
                 if given is not None:
                     self.define(given)
         for node in program.nodes:

@@ -68,7 +68,7 @@ class _Machine:
     def bind(self, program: Program, inputs: Sequence[Given], constants: Mapping[str, Tensor]) -> None:
         if len(inputs) != len(program.inputs):
             raise ValueError(f"{len(inputs)} arguments for {len(program.inputs)} inputs")
-        tensors: list[tuple[Value, Tensor]] = [(c.value, constants[c.key]) for c in program.constants]
+        tensors: list[tuple[Value, Tensor]] = [(c, constants[c.name]) for c in program.constants]
         for given, declared in zip(inputs, program.inputs, strict=True):
             if declared.size is not None and isinstance(given, int):
                 self.sizes[declared.size] = given

@@ -172,14 +172,6 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor known at compile time; ``key`` finds it among the compiled graph's constants."""
-
-    value: Value
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class Derived:
     """A size computed at the start of a call: of sizes, or ``shape[0]`` or ``stride(1)`` of the input ``source``."""
 
@@ -201,14 +193,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before its uses."""
+    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before its uses.
+    ``constants`` are tensors known at compile time, found among the compiled graph's by their names."""
 
     name: str
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     updates: tuple[Update, ...] = ()
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[Value, ...] = ()
     derived: tuple[Derived, ...] = ()
 
 

@@ -33,7 +33,7 @@ _MENTIONED = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
 def program_text(program: ir.Program) -> str:
     """The whole program, one line per node and named subexpression."""
     lines = [f"program {program.name}({', '.join(map(_input_text, program.inputs))}) {{"]
-    lines += [f"  {declared(c.value)} = constant {c.key!r}" for c in program.constants]
+    lines += [f"  {declared(c)} = constant" for c in program.constants]
     lines += [f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}" for d in program.derived]
     lines += [f"  {line}" for node in program.nodes for line in node_text(node).splitlines()]
     lines += [f"  update {u.target} = {_view_text(u.value)}" for u in program.updates]

@@ -14,9 +14,9 @@ from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
 from gyrator.autograd.partition.recompute import Cost, cost
 from gyrator.ir.evaluate import as_reals
-from gyrator.ir.expr import Expr, Scalar
+from gyrator.ir.expr import Expr, Scalar, Value
 from gyrator.ir.index import ZERO, Index, Size
-from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
+from gyrator.ir.program import Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
 from gyrator.lowering.builder import Builder, Family, Meta
@@ -90,8 +90,7 @@ class _Lowering:
         self.rounding = rounding_nodes(graph.graph) if self.random else frozenset[fx.Node]()
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
-        self.held: list[Constant] = []
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[Value, torch.Tensor] = {}
         given = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
         known = {number.node.expr for number in torch_compat.symbolic_numbers(given)}
         for value in given:
@@ -113,10 +112,11 @@ class _Lowering:
         outputs: list[Output] = [extern.argument(self.b, end, *pair, exact=True) for pair in shown]  # type: ignore[misc]
         changed = self._updates(updates, outputs)
         program = Program(
-            name, tuple(self.inputs), tuple(self.b.nodes), tuple(outputs), changed, tuple(self.held),
+            name, tuple(self.inputs), tuple(self.b.nodes), tuple(outputs), changed, tuple(self.constants),
             self._derived(),
         )  # fmt: skip
-        return Lowered(program, self.constants, tuple(self.b.fallbacks), self.b.regions)
+        constants = {value.name: tensor for value, tensor in self.constants.items()}
+        return Lowered(program, constants, tuple(self.b.fallbacks), self.b.regions)
 
     def _node(self, node: fx.Node) -> Result:
         if node.op == "placeholder":
@@ -216,13 +216,11 @@ class _Lowering:
         literal = _literal(tensor)
         if literal is not None:
             return self.b.full(meta, literal)
-        known = next((c for c in self.held if self.constants[c.key] is tensor), None)
+        known = next((v for v, held in self.constants.items() if held is tensor), None)
         if known is None:
-            value = self.b.given(meta, str(node.target).replace(".", "_").lstrip("_"))
-            known = Constant(value, value.name)
-            self.held.append(known)
-            self.constants[known.key] = as_reals(tensor) if tensor.is_complex() else tensor
-        return whole(known.value, tensor.dtype)
+            known = self.b.given(meta, str(node.target).replace(".", "_").lstrip("_"))
+            self.constants[known] = as_reals(tensor) if tensor.is_complex() else tensor
+        return whole(known, tensor.dtype)
 
     def _updates(self, pairs: Sequence[tuple[int, int]], outputs: list[Output]) -> tuple[Update, ...]:
         """The outputs that are inputs' new values, which are taken off the ``outputs``."""

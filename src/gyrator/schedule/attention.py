@@ -157,7 +157,7 @@ def _function(
     body = known[out.value][1] if isinstance(out, View) and out.value in known else None
     if body is None or any(isinstance(e, Masked) for e in body.walk()):
         return None
-    own = {i.value for i in program.inputs} | {c.value for c in program.constants}
+    own = {i.value for i in program.inputs} | {*program.constants}
     return body if own.isdisjoint(load.value for load in body.loads()) else None
 
 

@@ -28,7 +28,7 @@ def check_plan(plan: Plan) -> None:
 class _Checker:
     def __init__(self, plan: Plan) -> None:
         self._kernels = {kernel.name: kernel for kernel in plan.kernels}
-        self._given = {i.value for i in plan.inputs if i.value is not None} | {c.value for c in plan.constants}
+        self._given = {i.value for i in plan.inputs if i.value is not None} | {*plan.constants}
         self._shown = output_values(plan.outputs)
         self._named = set(self._given)
         self._empty: set[Value] = set()  # not written yet

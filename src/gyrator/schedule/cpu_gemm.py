@@ -137,12 +137,11 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is part of
-    the constant of that ``key``. ``group`` neighbours along k are side by side: ``value[p, k/2, c, k%2]`` for 2."""
+    a constant. ``group`` neighbours along k are side by side: ``value[p, k/2, c, k%2]`` for 2."""
 
     value: Value
     source: View
     width: int
-    key: str
     group: int
 
     @property
@@ -152,23 +151,22 @@ class Packing:
         return (*(place.value or 0 for place in places), self.width, self.group)
 
 
-def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
+def packing_of(source: View, config: Config, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
     (k, n), dtype = source.shape, source.value.dtype
     width, unit = REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
     shape = ((n + (width - 1)) // width, (k + (unit - 1)) // unit * unit, as_index(width))
     name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
     value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))
-    return Packing(value, source, width, key, cpu.group(dtype))
+    return Packing(value, source, width, cpu.group(dtype))
 
 
 def frozen(unit: Templated, right: View, program: Program, cpu: Cpu) -> tuple[Templated, tuple[Packing, ...]]:
     """The unit with a constant right operand read from panels, by strides within the first, and how it is packed."""
-    key = next((c.key for c in program.constants if c.value == right.value), None)
-    if key is None or len(right.shape) != 2 or not unit.configs:
+    if right.value not in program.constants or len(right.shape) != 2 or not unit.configs:
         return unit, ()
     (config,) = unit.configs
-    packing = packing_of(right, config, key, cpu)
+    packing = packing_of(right, config, cpu)
     view = View(packing.value, right.shape, (as_index(packing.width), ONE), ZERO)
     call = replace(unit.call, args=(*unit.call.args[:-1], view))
     return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),)), (packing,)

@@ -23,7 +23,7 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
     Refuses a GPU, a product that others read, scales, other functions, and what does not lie row by row."""
     right, out, nest = product.right, group.members[0].nest.out[0], group.members[0].nest
     read = sum(product.out in uses(node) for node in program.nodes) + (product.out in shown_values(program))
-    frozen = right.value in {c.value for c in program.constants} and len(right.shape) == 2
+    frozen = right.value in program.constants and len(right.shape) == 2
     if len(group.members) != 1 or read != 1 or not frozen or (product.alpha, product.beta) != (1, 1) or out is None:
         return None
     weight = View(right.value, right.shape[::-1], right.strides[::-1], right.offset)

@@ -77,7 +77,7 @@ class _Planner:
         self._beside = _beside_largest(program, units, self._life) if overlays else set[Value]()
         collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
         self._sent = {value for call in collectives for value in (*uses_of(call), *defines_of(call))}
-        given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
+        given = {i.value for i in program.inputs if i.value is not None} | {*program.constants}
         self._kept = given | self._sent
         self._outputs = output_values(program.outputs)
         self._updates = {u.value.value: u for u in program.updates if u.value.is_full}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index
-from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View, defines, uses, views
+from gyrator.ir.program import Derived, Extern, Input, Output, View, defines, uses, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
@@ -109,7 +109,7 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
     kernels: tuple[Kernel, ...]
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[Value, ...] = ()
     derived: tuple[Derived, ...] = ()
 
     def owners(self) -> dict[Value, Value]:

@@ -5,7 +5,7 @@ from functools import partial
 
 from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.program import Constant, Extern, Nest, Program
+from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.ir.tree import Attend
@@ -121,8 +121,7 @@ def schedule(
         steps, decisions = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
         units, packings = choose_products(steps, program, ask, config, gpu, cpu)
-        packed = (Constant(p.value, p.value.name) for p in packings)
-        program = replace(program, constants=(*program.constants, *packed))
+        program = replace(program, constants=(*program.constants, *(p.value for p in packings)))
         ways = partial(_ways, config=config, gpu=gpu, cpu=cpu)
         made = {node.out[0]: node for node in program.nodes if isinstance(node, Nest)}
         units = tuple(attention_unit(u, rule, ways, made) if isinstance(u, Extern) else u for u in units)

@@ -96,7 +96,7 @@ def panels(w: Tensor, cpu: Cpu) -> Tensor:
     """What a template reads of a constant."""
     shape, strides = (tuple(map(as_index, of)) for of in (w.shape, w.stride()))
     source = View(Value("w", shape, w.dtype, strides), shape, strides, ZERO)
-    return panels_of(w, *packing_of(source, Config((("V", 2),), 1), "w", cpu).layout)
+    return panels_of(w, *packing_of(source, Config((("V", 2),), 1), cpu).layout)
 
 
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps"])

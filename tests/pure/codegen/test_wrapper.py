@@ -16,7 +16,7 @@ from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
-from gyrator.ir.program import Constant, Derived, Extern, Input, Item, View
+from gyrator.ir.program import Derived, Extern, Input, Item, View
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
 from gyrator.runtime.load import Runtime, load
@@ -238,8 +238,8 @@ def test_operator_that_mutates_gets_the_new_versions_memory() -> None:
 def test_constants_survive_their_last_use() -> None:
     c, y = value("c", 4), value("y", 4)
     steps = (Allocate(y), Launch("add_0", (c, y)), Free(c))
-    plan = Plan("g", (), steps, (full_view(y),), (add_kernel(const(4)),), (Constant(c, "key"),))
-    _, call = bound(plan, {"key": torch.zeros(4)})
+    plan = Plan("g", (), steps, (full_view(y),), (add_kernel(const(4)),), (c,))
+    _, call = bound(plan, {"c": torch.zeros(4)})
     assert torch.equal(call([])[0], call([])[0])
 
 
@@ -262,8 +262,8 @@ def test_a_view_that_several_calls_read_is_made_once_and_ends_with_its_memory() 
 def test_views_of_constants_that_calls_read_are_made_before_the_first_call_and_those_that_leave_in_each() -> None:
     c, out = value("c", 2, 3), value("out", 3, 2)
     steps = (Call(Extern((out,), "aten.neg.default", (turned(c),))), Free(c))
-    plan = Plan("g", (), steps, (full_view(out), turned(c)), (), (Constant(c, "key"),))
-    text, call = bound(plan, {"key": torch.randn(2, 3)})
+    plan = Plan("g", (), steps, (full_view(out), turned(c)), (), (c,))
+    text, call = bound(plan, {"c": torch.randn(2, 3)})
     assert text.index("c_view = reinterpret(c, (3, 2)") < text.index("def call")
     (first, shown), (second, again) = call([]), call([])
     assert torch.equal(first, second) and torch.equal(first, -shown) and shown is not again
