@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy
 import torch
+from sympy.printing.cxx import reserved
 
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
@@ -22,15 +23,9 @@ TYPES: Mapping[torch.dtype, str] = {
 }
 """Element type → its name in C++."""
 
-_KEYWORDS = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
-    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
-    constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
-    false float for friend goto if inline int int8_t int16_t int32_t int64_t long mutable namespace new
-    noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
-    requires return short signed sizeof static static_assert static_cast struct switch template this
-    thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union
-    unsigned using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
+_KEYWORDS = frozenset(reserved["C++11"]).union(
+    """catch char8_t co_await co_return co_yield concept consteval constinit requires int8_t int16_t
+    int32_t int64_t uint8_t uint16_t uint32_t uint64_t main linux unix gy""".split()
 )
 
 
