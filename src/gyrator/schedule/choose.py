@@ -197,7 +197,7 @@ def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> No
 
 def _prologued(plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]) -> tuple[Alternative, ...]:
     """The alternatives, each after the groups that make operands, then templates that compute these operands."""
-    few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group))
+    few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group.members[0].nest))
     fused = [
         replace(
             a,

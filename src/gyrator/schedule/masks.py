@@ -11,11 +11,10 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value, rewrite
 from gyrator.ir.index import ONE, Axis, Index, Max, dot
-from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, View, bodies
 from gyrator.ir.simplify import Rule, index_of
 from gyrator.schedule.plan import full_view
-from gyrator.schedule.prologue import DEAR, coordinates, may_compute
+from gyrator.schedule.prologue import coordinates, is_cheap, may_compute
 
 _COMPARED, FAR = ("le", "lt", "ge", "gt"), 1 << 30
 """How places are compared, and how far from its row a key is that no bound leaves out."""
@@ -40,10 +39,9 @@ def _maker(view: View, made: Mapping[Value | None, Nest]) -> Nest | None:
     if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest):
         return None
     body, sides = nest.root.body, {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
-    cheap = all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
     whole = [load.value for load in body.loads() if sides <= load.axes()]
     plain = all(load.mask is None for load in body.loads())
-    return nest if cheap and plain and all(_maker(full_view(value), made) for value in whole) else None
+    return nest if is_cheap(nest) and plain and all(_maker(full_view(value), made) for value in whole) else None
 
 
 def band(keep: Expr, row: Axis, column: Axis) -> tuple[int, int]:

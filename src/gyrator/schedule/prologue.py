@@ -54,9 +54,9 @@ def may_compute(view: View, nest: Nest) -> bool:
     return plain and not looked_up and not within(at, view.value.shape) and view.dtype in (None, view.value.dtype)
 
 
-def is_cheap(group: Group) -> bool:
+def is_cheap(nest: Nest) -> bool:
     """Whether several programs may compute the same element."""
-    (body,) = bodies(group.members[0].nest.root)
+    (body,) = bodies(nest.root)
     return all(OPS[e.name].cost < DEAR for e in body.walk() if isinstance(e, Op))
 
 
@@ -64,7 +64,7 @@ def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
     """Those of ``found`` to compute in the product without a trial, as one operand is read but once: the product has
     surely few rows, or few columns. None if that operand is not among them."""
     m, n = (most if (most := at_most(side)) is not None else FEW + 1 for side in product.shape[-2:])
-    cheap = {value: group for group in found if is_cheap(group) for value in defines_of(group)}
+    cheap = {value: group for group in found if is_cheap(group.members[0].nest) for value in defines_of(group)}
     once = (m <= FEW and product.right.value in cheap) or (n <= FEW and product.left.value in cheap)
     return tuple(cheap.values()) if once else ()
 
