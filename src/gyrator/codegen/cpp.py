@@ -225,7 +225,7 @@ class Loops(Expressions):
         if (ends := contract.ends) is None:
             self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
         else:
-            first = plus(self.pointers[ends.value].text, self.index(ends.offset))
+            first = self._first(ends, ())
             zeroed = str(contract.left.value.dtype in ZEROED).lower()
             lie = ", ".join([*(self.index(n).text for n in (*ends.strides, *ends.shape)), extents[0], zeroed])
             self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
@@ -259,8 +259,7 @@ class Loops(Expressions):
         expr = contract.elements[view is contract.right] if contract.elements else None
         if expr is not None and not (isinstance(expr, Load) and expr.value is view.value):
             return self._computed(view, contract, expr)
-        start = view.offset + dot(tuple(axis.index() for axis in batch), view.strides[:-2])
-        pointer = plus(self.pointers[view.value].text, self.index(start))
+        pointer = self._first(view, [axis.index() for axis in batch])
         steps = view.strides[-2:] if view is contract.left else view.strides[:-3:-1]
         texts = ", ".join([pointer, *(self.index(stride).text for stride in steps)])
         return f"gy::Lying<{type_name(view.value.dtype)}>{{{texts}}}"

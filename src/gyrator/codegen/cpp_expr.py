@@ -71,11 +71,6 @@ class Address:
     way: str = ""
     ends: str = ""
 
-    @property
-    def vector(self) -> bool:
-        """Whether lanes go to different elements."""
-        return self.stride != "0"
-
 
 class Expressions(Blocks[Term, Block]):
     """Abstract: prints expressions into a stack of blocks. Vectors of ``width`` lie along axis ``lanes``, if any."""
@@ -197,7 +192,7 @@ class Expressions(Blocks[Term, Block]):
     def _load(self, e: Load) -> Term:
         at = self._periodic(e) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
-        vector = at.vector or (mask is not None and mask.vector)
+        vector = at.stride != "0" or (mask is not None and mask.vector)
         depth = max(at.depth, 0 if mask is None else mask.depth)
         for block in self.blocks[depth + 1 :]:
             if e.value in block.writes or (block.skippable and mask is None):
