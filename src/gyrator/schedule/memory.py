@@ -157,11 +157,9 @@ class _Planner:
                     placed[value] = base
                 yield step
             return
-        old = None
-        if self._in_place:
-            old = self._update_target(here, member, value)
-            if old is None and value not in self._beside:
-                old = self._dying(here, member, value, placed)
+        old = self._update_target(here, member, value) if self._in_place else None
+        if old is None and self._in_place and value not in self._beside:
+            old = self._dying(here, member, value, placed)
         if old is not None:
             placed[value] = old
         yield Allocate(value, old)
