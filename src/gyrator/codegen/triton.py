@@ -28,12 +28,13 @@ from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
-from gyrator.ir.expr import Const, Expr, Ref, Scalar
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, product
+from gyrator.ir.expr import Const, Expr, Load, Ref, Scalar
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, as_index, product
 from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
 from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.gpu_tiling import contiguous
 
 _RESERVED = (
     *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc"),
@@ -123,34 +124,21 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
 
 
 def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
-    """Sizes (and axes) in the steps between elements of what varies along the most tiles: what divides these tells how
-    many elements a thread may move at once.
+    """Sizes that tell how far apart elements are of which a thread may move several neighbours at once, by what divides
+    these sizes.
 
         x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0
     """
     tiled, stages = {tile.axis for tile in tiling.tiles}, list(tree.walk_stages(kernel.body))
-    places = [load.value.position(load.index) for load in tree.loads_in(kernel.body)]
-    places += [stage.value.position(stage.index) for stage in stages if isinstance(stage, Store)]
+    reached = [x for x in (*tree.loads_in(kernel.body), *stages) if isinstance(x, Load | Store)]
+    places = [p for x in reached if any(contiguous(p := x.value.position(x.index), axis) for axis in tiled)]
     most = max((len(place.axes() & tiled) for place in places), default=0)
     windows = [view for stage in stages for view in tree.windows(stage)]
     rank = max((len(view.shape) for view in windows), default=0)
     steps = [step for view in windows if len(view.shape) == rank for step in view.strides]
-    return _uneven(*steps, *(place for place in places if len(place.axes() & tiled) == most))
-
-
-def _uneven(*indices: Index) -> frozenset[Atom]:
-    """The atoms of terms that are not surely multiples of 16, nor the same for 16 neighbours."""
-    found = set[Atom]()
-    for atom in (a for index in indices for monomial, c in index.terms if c % 16 for a in monomial):
-        match atom:
-            case FloorDiv(_, den) if den % 16 is ZERO:
-                pass
-            case FloorDiv(num, den) | Mod(num, den):
-                inner = _uneven(num)
-                found |= inner and inner | _uneven(den)
-            case _:
-                found.add(atom)
-    return frozenset(found)
+    found = [*steps, *(place for place in places if len(place.axes() & tiled) == most)]
+    uneven = [Index(((monomial, 1),)) for index in found for monomial, c in index.terms if c % VECTOR]
+    return frozenset(atom for index in uneven for atom in index.atoms())
 
 
 def _states(body: Sequence[Loop | Stage]) -> int:

@@ -259,7 +259,7 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
         weight = size * _reached(position)
         rows = () if any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:]) else walk.rows
         for kind, axes in enumerate((rows, walk.grid[-1:])):
-            weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
+            weights[kind] = max(weights[kind], weight if any(contiguous(position, a) for a in axes) else 0)
     return weights[1] * share > weights[0]
 
 
@@ -277,7 +277,7 @@ def _reading_alike(position: Index, axis: Axis) -> int:
     return alike if len(quotients) == len(varying) else 1
 
 
-def _contiguous(position: Index, axis: Axis) -> bool:
+def contiguous(position: Index, axis: Axis) -> bool:
     """Whether neighbours along ``axis``, or along its last digit, are neighbours in memory."""
     atoms = [monomial[0] for monomial, c in position.terms if c == 1 and len(monomial) == 1]
     return any((atom.num if isinstance(atom, Mod) else atom.index()) is axis.index() for atom in atoms)
