@@ -79,10 +79,7 @@ def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
 def close(mapping: Mapping_) -> dict[Atom, Index]:
     """Apply the mapping to its own results until nothing changes (a split axis may have been split again)."""
     closed = dict(mapping)
-    for _ in range(8):
-        again = {a: substitute(i, closed) for a, i in closed.items()}
-        if all(again[a] is closed[a] for a in closed):
-            return closed
+    while (again := {a: substitute(i, closed) for a, i in closed.items()}) != closed:
         closed = again
     return closed
 
@@ -91,10 +88,7 @@ def splits_for_divisions(indices: Sequence[Index]) -> dict[Atom, Index]:
     """Splits of axes after which ``x // d`` and ``x % d`` in ``indices`` disappear, as far as there are any."""
     mapping: dict[Atom, Index] = {}
     current = list(indices)
-    for _ in range(16):
-        found = next(filter(None, map(_split_within, current)), None)
-        if found is None:
-            break
+    while len(mapping) < 16 and (found := next(filter(None, map(_split_within, current)), None)):
         axis, inner = found
         mapping[axis] = split(axis, inner)[2]
         current = [substitute(i, mapping) for i in current]
