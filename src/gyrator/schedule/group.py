@@ -175,15 +175,13 @@ def _unite(a: Group, b: Group) -> Group | Refused:
         if found is None and any(own & set(s) for s in spaces):
             return Refused("they reduce over different axes")
         if found is None:
-            for n, s in enumerate(spaces):
-                same = None if n in renumber.values() else _unify_axes(a.spaces[k], s)
-                if same is not None:
-                    a, b = a.rewrite(same.left), Group(b.outer, tuple(spaces), b.members).rewrite(same.right)
-                    spaces, found = list(b.spaces), n
-                    break
-        if found is None:
-            spaces.append(a.spaces[k])
-            found = len(spaces) - 1
+            free = ((n, _unify_axes(a.spaces[k], s)) for n, s in enumerate(spaces) if n not in renumber.values())
+            found, same = next(((n, same) for n, same in free if same is not None), (len(spaces), None))
+            if same is None:
+                spaces.append(a.spaces[k])
+            else:
+                a, b = a.rewrite(same.left), Group(b.outer, tuple(spaces), b.members).rewrite(same.right)
+                spaces = list(b.spaces)
         renumber[k] = found
     moved = tuple(m if m.space is None else replace(m, space=renumber[m.space]) for m in a.members)
     return Group(b.outer, tuple(spaces), tuple(sorted(moved + b.members, key=lambda m: m.position)))
