@@ -40,13 +40,10 @@ def recordable(plan: Plan, info: GraphInfo) -> bool:
     if any(extern.effects and draws not in getattr(operator(extern.op), "tags", ()) for extern in externs):
         return False
     kernels = {kernel.name: kernel for kernel in plan.kernels}
+    pairs = [(step, value) for step in plan.steps for values in touched(step, kernels) for value in values]
+    # the state of attention's generator, a number, lies on the GPU where calls are recorded
     used = [
-        value
-        for step in plan.steps
-        for values in touched(step, kernels)
-        for value in values
-        # the state of attention's generator, a number, lies on the GPU where calls are recorded
-        if value.dtype.is_floating_point or not (isinstance(step, Call) and "_attention" in step.extern.op)
+        v for s, v in pairs if v.dtype.is_floating_point or not (isinstance(s, Call) and "_attention" in s.extern.op)
     ]
     return bool(used) and all(value.device.type == "cuda" for value in used)
 
