@@ -117,13 +117,11 @@ def _variance(
     return result if mean_out is None else [result, _mean_of(b, mean_out, mean[0], n)]
 
 
-def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
+def _mean_of(b: Builder, out: Meta, raw: TensorRef, n: Index) -> TensorRef:
     """Welford's mean as ``out``; that of no elements is NaN."""
-    if not is_nonnegative(n - 1):
-        return b.elementwise(
-            out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
-        )
-    return b.narrowed(mean, out, "mean")
+    if is_nonnegative(n - 1):
+        return b.narrowed(raw, out, "mean")
+    return b.elementwise(out, (raw, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), "mean")
 
 
 def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
@@ -197,7 +195,7 @@ def _sort(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int = -1, desce
     if length is None or not 2 <= length <= MOST_SORTED:
         return NotImplemented
     kind = "sort_descending" if descending else "sort"
-    return scan(b, Meta(x.shape, x.dtype, out[0].strides, out[0].device), d, kind, lambda at: (x.load(at),), kind)
+    return scan(b, out[0], d, kind, lambda at: (x.load(at),), kind)
 
 
 def _topk(
