@@ -49,11 +49,9 @@ def overlay(plan: Plan) -> Plan:
         lies = max(lies, _overlaid(sorted(found, key=_by_size), host), key=lambda lies: sum(map(_bytes, lies)))
     if not lies:
         return plan
-    steps = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
+    others = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
+    steps: list[Step] = [lies.get(s.value, s) if isinstance(s, Allocate) else s for s in others]
     steps.insert(min(fresh[value] for value in lies), Allocate(host))
-    for at, step in enumerate(steps):
-        if isinstance(step, Allocate) and step.value in lies:
-            steps[at] = lies[step.value]
     laid = replace(plan, steps=tuple(steps))
     return laid if _peak(laid) <= 1.01 * _peak(plan) else plan
 
