@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index, is_nonnegative, product
-from gyrator.ir.program import defines, output_values
+from gyrator.ir.program import output_values
 from gyrator.origin import first_known
 from gyrator.passes import RuleBroken, blame
 from gyrator.schedule.plan import Allocate, Call, Free, Join, Launch, Plan, Step, touched
@@ -60,8 +60,7 @@ class _Checker:
                 reads, writes = touched(step, self._kernels)
                 self._readable([v for v in reads if v not in writes], "read")  # else the kernel may write first
                 if isinstance(step, Call) and not step.into:
-                    allocated = {new for _, new in step.extern.mutates}
-                    self._name(value for value in defines(step.extern) if value not in allocated)
+                    self._name(value for value in step.extern.out if value is not None)
                 self._write(writes)
                 over = next((v for v in reads if v in self._parts and self._lost.get(v) in writes), None)
                 if over is not None:
