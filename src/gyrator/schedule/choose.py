@@ -69,15 +69,14 @@ def _without_trial(
             configs = few_configs(product, gpu, found) if found or grouped else ()
             found = found if configs else ()
             ways = Templated(call, "tiled", configs or short_configs(product, gpu), prologue=found)
-        elif cpu is not None:
+        else:
+            assert cpu is not None
             few = grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)
             configs = few_rows(product, cpu) if few else ()
             kept = product.ends is not None and product.out in shown  # not in the pool's memory: see OUT_VARIANTS
             configs, found = (configs, found) if configs or kept else (faster_configs(product, cpu), ())
             ways, packed = frozen(Templated(call, PANELS, configs, prologue=found), product.right, program, cpu)
             packings |= {p.value: p for p in packed}
-        else:
-            continue
         if ways.configs:
             group = _follower(units, call, product)
             _exchange(units, (*found, call, *(() if group is None else (group,))), (replace(ways, epilogue=group),))
