@@ -43,7 +43,6 @@ _RESULTS = {
     "forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value"),
     "backward": ("d_query", "d_key", "d_value"),
 }  # fmt: skip
-_SCORE = ("score", "grad")
 
 Ways = Callable[[Attend], tuple[str, tuple[Config, ...]]]
 """The template for a call and its configurations, the likely best first; none where the call stays."""
@@ -136,7 +135,7 @@ def _function(
 ) -> Expr | None:
     """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
     count = len(program.inputs) - len(reads)
-    scores = [Ref(name, torch.float32, frozenset(axes)) for name in _SCORE[: count - len(axes)]]
+    scores = [Ref(name, torch.float32, frozenset(axes)) for name in ("score", "grad")[: count - len(axes)]]
     given = zip(program.inputs, (*scores, *(IndexValue(a.index()) for a in axes)), strict=False)
     known: dict[Value | None, tuple[tuple[Axis, ...], Expr]] = {i.value: ((), e) for i, e in given}
     views = {i.value: v for i, v in zip(program.inputs[count:], reads, strict=True) if isinstance(v, View)}
