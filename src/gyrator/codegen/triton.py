@@ -60,9 +60,8 @@ _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 
 
 def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -> TritonKernel:
-    """Print a kernel that has a tiling; if tensors are not ``aligned``, nothing beside them is read, and templates use
-    no descriptors. An ``early`` one, for capability 9.0 on and not in Gluon, may be launched before earlier launches
-    are done: it waits for them.
+    """Print a kernel that has a tiling; if tensors are not ``aligned``, without reads beside them and descriptors. An
+    ``early`` one, for capability 9.0 on and not in Gluon, may be launched before earlier launches are done: it waits.
 
     Raises: UnsupportedInput for an element type that GPU kernels lack; InternalCheckError for a tree without Triton."""
     if kernel.tiling is None:

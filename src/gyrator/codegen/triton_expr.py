@@ -22,20 +22,7 @@ from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
-from gyrator.ir.tree import (
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Stage,
-    Store,
-    Tile,
-    Tiling,
-    Update,
-    loads_in,
-    walk_loops,
-    walk_stages,
-)
+from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, walk_loops, walk_stages
 
 Axes = frozenset[Axis]
 
@@ -145,7 +132,7 @@ class Expressions(Blocks[Term, Block]):
         """How the row of a loop lies if it begins amid 16 bytes, as those of 50,257 words do, noted until it ends. None
         where several are read or written, and for lengths, places and rows of a tile that only a run tells."""
         axis = loop.axis
-        reached = [(s.value, s.index) for s in (*loads_in(loop.body), *loop.body) if isinstance(s, Load | Store)]
+        reached = [(s.value, s.index) for s in (*tree.loads_in(loop.body), *loop.body) if isinstance(s, Load | Store)]
         places = [(v, place) for v, i in reached if (place := v.position(i)).coefficient(axis) is ONE]
         starts = {place - axis.index() for _, place in places}
         if len(starts) != 1 or axis.extent.value is None or self.tiling.category == "scan":
@@ -154,8 +141,7 @@ class Expressions(Blocks[Term, Block]):
         if start % size is ZERO or start.indirects() or not start.axes().isdisjoint(self.tile_of):
             return None
         lane = Axis("lane", axis.extent + (size - 1))
-        self.shifted[axis] = Shifted(start, lane, start % size, start // size * size + lane.index())
-        return self.shifted[axis]
+        return self.shifted.setdefault(axis, Shifted(start, lane, start % size, start // size * size + lane.index()))
 
     def named(self, term: Term, stem: str, key: Key | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``stem``."""

@@ -32,8 +32,8 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class SizeArgument:
-    """A size symbol of ``Kernel.sizes``, passed as a 64-bit integer whatever its value. What is best ``even``, a
-    multiple of 16, decides how many elements a thread moves at once."""
+    """A size symbol of ``Kernel.sizes``, passed as a 64-bit integer whatever its value. ``even``: if a multiple
+    of 16, or of 8, it lets a thread move so many elements at once."""
 
     name: str
     size: Size

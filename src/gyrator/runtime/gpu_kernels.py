@@ -46,7 +46,8 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Entry]]], capability: in
     described: dict[str, Any] = {}
     for wanted, found in built:
         kernel, place, relied = wanted.kernel, wanted.place, wanted.relied
-        sure = {at: by for at, by in relied.items() if at in wanted.sure}
+        sure, first = {at: by for at, by in relied.items() if at in wanted.sure}, next(iter(found))
+        plain = kernel.variants[first][0].plain
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
@@ -61,8 +62,7 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Entry]]], capability: in
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
             "checked": sorted(relied.items() - sure.items()),
             "variants": variants,
-            "unaligned": request_for(kernel, next(iter(found)), sure, capability)
-            | ({"source": kernel.plain} if kernel.plain else {}),
+            "unaligned": request_for(kernel, first, sure, capability) | ({"source": plain} if plain else {}),
             "choice": digest(" ".join(b.folder.name for b in found.values())),
             "place": astuple(place) if kernel.asserts and place else None,
         }

@@ -100,8 +100,7 @@ class Wanted:
 
     @property
     def relied(self) -> Mapping[int, int]:
-        """What divides arguments, as launches make sure: addresses by 16, sizes by 16 or 8 if their hints are and it
-        matters."""
+        """What divides arguments, as launches make sure: addresses by 16; if it matters, sizes by 16 or 8 as hints."""
         sizes = [gcd(p.size.hint or 1, 16) * p.even if isinstance(p, SizeArgument) else 16 for p in self.kernel.params]
         return {at: by for at, by in enumerate(sizes) if by >= 8}
 

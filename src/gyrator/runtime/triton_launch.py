@@ -27,6 +27,9 @@ Launch = Callable[..., None]
 Programs = int | Callable[..., int]
 """How many programs run; where that depends on sizes, a function of all the kernel's arguments."""
 
+Divisors = Sequence[tuple[int, int]]
+"""Places of arguments, each with 16 or 8 that divides it."""
+
 ALIGNMENT = 16
 """Bytes that one thread loads or stores at once, if an address is known to be a multiple of it."""
 
@@ -119,19 +122,15 @@ def bind(
 
 
 def guarded(
-    current: list[Launch],
-    checked: Sequence[tuple[int, int]],
-    sizes: Sequence[int],
-    otherwise: Callable[[tuple[tuple[int, int], ...]], Launch],
+    current: list[Launch], checked: Divisors, sizes: Sequence[int], otherwise: Callable[[Divisors], Launch]
 ) -> Launch:
     """A function that calls the one launch in `current`, which may be exchanged.
 
-    Its kernel relies on what divides arguments: `checked` has their places and 16 or 8. Where one is not divisible, the
-    kernel that `otherwise` makes at the first need runs: it relies on what does divide `sizes`, and on the others if
-    all are multiples of 16."""
+    Its kernel relies on what is `checked`. Where that does not hold, one that `otherwise` makes at the first need runs:
+    it relies on what does divide `sizes`, and on the others if all are multiples of 16."""
     places, unaligned = tuple([(at, ALIGNMENT // by) for at, by in checked]), cache(otherwise)
 
-    def known(args: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    def known(args: Sequence[int]) -> Divisors:
         found = [(at, gcd(args[at], by)) for at, by in checked]
         aligned = all(by == ALIGNMENT for at, by in found if at not in sizes)
         return tuple([(at, by) for at, by in found if (by >= ALIGNMENT // 2 if at in sizes else aligned)])
