@@ -238,14 +238,11 @@ class Writer:
 
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
         """What runs once per outer iteration before the spaces of ``level``: reductions' results, spaceless members."""
-        stages: list[Loop | Stage] = []
-        for member in self.members:
-            if isinstance(member.nest.root, Reduce) and not member.down and self.levels[member.position] == level - 1:
-                results = [v for v in defines(member.nest) if v in self.stored]
-                stages += [self._store(v, member, self._result_of(v)) for v in results]
-        for member in self.members:
-            if member.space is None and self.levels[member.position] == level:
-                stages += self._leaves(member, level)
+        done = [m for m in self.members if isinstance(m.nest.root, Reduce) and self.levels[m.position] == level - 1]
+        results = [(v, m) for m in done if not m.down for v in defines(m.nest) if v in self.stored]
+        stages: list[Loop | Stage] = [self._store(v, m, self._result_of(v)) for v, m in results]
+        once = [m for m in self.members if m.space is None and self.levels[m.position] == level]
+        stages += [stage for member in once for stage in self._leaves(member, level)]
         return _stores_last(stages, self._rows.values())
 
     def _store(self, value: Value, member: Member, expr: Expr) -> Store:
