@@ -70,10 +70,8 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
     if not isinstance(root, Reduce) or not _fits(nest, root):
         yield nest
         return
-    places: list[dict[Atom, Index]] = [
-        {axis: const(k) for axis, k in zip(root.reduced, at, strict=True)}
-        for at in itertools.product(*(range(a.extent.value or 0) for a in root.reduced))
-    ]
+    along = [[const(k) for k in range(a.extent.value or 0)] for a in root.reduced]
+    places = [dict[Atom, Index](zip(root.reduced, at, strict=True)) for at in itertools.product(*along)]
     elements = [[body.substitute(at) for at in places] for body in root.body]
     best = nest.out[0]
     if best is None:
