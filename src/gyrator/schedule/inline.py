@@ -144,9 +144,7 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
     times = max(reads.evaluated // max(elements, 1), 1) if reads.slid else 1
     if nest.on_gpu and cost * times <= SPARE and big_loads <= 1:
         return True
-    if times >= OVERLAP or (dear and reads.evaluated > elements):
-        return False
-    if len(reads.nests) > 1 and big_loads > 1:
+    if times >= OVERLAP or (dear and reads.evaluated > elements) or (len(reads.nests) > 1 and big_loads > 1):
         return False
     saved = body.dtype.itemsize * (elements + min(reads.evaluated, len(reads.nests) * elements))
     extra = cost * max(reads.evaluated - elements, 0)
