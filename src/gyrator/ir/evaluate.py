@@ -151,13 +151,11 @@ _OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] 
 }  # fmt: skip
 
 
-def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
+def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, ...], Mapping[Axis, IntOrTensor]]:
     """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
     shape = tuple(evaluate(a.extent, sizes) for a in axes)
-    values: dict[Axis, IntOrTensor] = {}
-    for k, (axis, extent) in enumerate(zip(axes, shape, strict=True)):
-        values[axis] = torch.arange(extent).reshape([extent if d == k else 1 for d in range(len(axes))])
-    return shape, values
+    values = [torch.arange(n).reshape(n, *[1] * (len(axes) - k)) for k, n in enumerate(shape, 1)]
+    return shape, dict(zip(axes, values, strict=True))
 
 
 def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
