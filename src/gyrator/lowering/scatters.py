@@ -179,11 +179,10 @@ def _reduce(
     combine = "add" if mean else COMBINES[reduce]
     wide = out.with_dtype(compute_dtype(out.dtype))
     counts = _counts(b, wide, points, start=int(include_self)) if mean or not include_self else None
-    start = x
     if counts is not None and not include_self:
         neutral = constant(identity(STEP_OF[combine], wide.dtype), wide.dtype)
-        start = b.elementwise(wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), "start")
-    total = scatter(b, wide if mean else out, start, points, source, combine)
+        x = b.elementwise(wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), "start")
+    total = scatter(b, wide if mean else out, x, points, source, combine)
     if counts is None or not mean or total is NotImplemented:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
