@@ -71,9 +71,8 @@ def print_kernel(kernel: Kernel) -> CppKernel:
         name = printer.fresh(size.name)
         printer.bind(size, Term(name, 0, name=True))
         arguments.append(f"int64_t {name}")
-    arguments.append("int32_t threads")
     printer.body(kernel.body)
-    head = f'extern "C" int32_t {function}({", ".join(arguments)}) {{'
+    head = f'extern "C" int32_t {function}({", ".join([*arguments, "int32_t threads"])}) {{'
     kinds = {type(stage) for stage in tree.walk_stages(kernel.body)}
     lines = [f'#include "{_HEADERS[kind]}"' for kind in kinds & _HEADERS.keys()]
     lines += [*origin_comments(kernel.origins, "//"), *broken(head, WIDTH)]
