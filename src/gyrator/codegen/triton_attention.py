@@ -27,12 +27,10 @@ FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 
 def attention_grid(stage: Attend, blocks: Mapping[str, int]) -> tuple[GridAxis, ...]:
     """A program for each tile of rows of each head, or of columns of each head of keys, or for each share of these."""
-    if stage.template in ("columns", "decode"):
-        batch, heads, columns, _ = stage.operands[1].shape
-        shares = GridAxis(as_index(blocks["SPLIT"])) if "SPLIT" in blocks else GridAxis(columns, "BLOCK_N")
-        return GridAxis(batch), GridAxis(heads), shares
-    batch, heads, rows, _ = stage.operands[0].shape
-    return GridAxis(batch), GridAxis(heads), GridAxis(rows, "BLOCK_M")
+    of_keys = stage.template in ("columns", "decode")
+    batch, heads, length, _ = stage.operands[1 if of_keys else 0].shape
+    tiles = GridAxis(length, "BLOCK_N" if of_keys else "BLOCK_M")
+    return GridAxis(batch), GridAxis(heads), GridAxis(as_index(blocks["SPLIT"])) if "SPLIT" in blocks else tiles
 
 
 def attention_workspaces(stage: Attend, blocks: Mapping[str, int]) -> Iterator[Workspace]:
