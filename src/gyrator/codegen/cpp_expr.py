@@ -243,15 +243,14 @@ class Expressions(Blocks[Term, Block]):
         self.blocks[size.depth].lines.append(f"if ({condition}) return {site};")
 
     def _random(self, e: Random) -> Term:
-        vector = self.varies(e.offset)
-        offset = self.vector_index(e.offset) if vector else self._spread(self.index(e.offset), 1)
+        offset = self.value(IndexValue(e.offset))
         terms = self.together((e.seed, *e.args), 60)
         if any(t.vector for t in terms):
             problem = f"{e}: the seed and the bounds of random numbers are the same for all lanes"
             raise InternalCheckError("print", problem)
         tail = "".join(f", {t.text}" for t in terms[1:])
         text = f"gy::{e.kind}<{type_name(e.dtype)}>({terms[0].text}, {offset.text}{tail})"
-        return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
+        return Term(text, max(offset.depth, *(t.depth for t in terms)), offset.vector)
 
     def address(self, value: Value, index: tuple[Index, ...], *, loading: bool = False) -> Address:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""

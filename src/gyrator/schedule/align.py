@@ -79,7 +79,10 @@ def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
 def close(mapping: Mapping_) -> dict[Atom, Index]:
     """Apply the mapping to its own results until nothing changes (a split axis may have been split again)."""
     closed = dict(mapping)
-    while (again := {a: substitute(i, closed) for a, i in closed.items()}) != closed:
+    for _ in range(8):
+        again = {a: substitute(i, closed) for a, i in closed.items()}
+        if all(again[a] is closed[a] for a in closed):
+            break
         closed = again
     return closed
 
