@@ -326,6 +326,15 @@ SNIPPETS: dict[str, Snippet] = {
     "gumbel": (lambda a: F.softmax(a - torch.log(-torch.log(torch.rand_like(a) + 1e-9)), -1), "f32[4096,4096]"),
     "sample_topk": (most_likely, "f32[64,32000]"),
     "top_p": (nucleus, "f32[64,32000]"),
+    # rows that begin or end amid 16 bytes
+    "odd_scale": (lambda a: a * 2 + 1, "bf16[8191,50257]"),
+    "odd_scale_f32": (lambda a: a * 2 + 1, "f32[4095,50257]"),
+    "odd_gated": (lambda a, b: F.gelu(a) * b, "bf16[8191,50257] bf16[8191,50257]"),
+    "odd_softmax": (lambda a: a.softmax(-1), "bf16[8192,50257]"),
+    "odd_logsumexp": (lambda a: a.float().logsumexp(-1), "bf16[8192,50257]"),
+    "odd_log_softmax": (lambda a: a.float().log_softmax(-1), "bf16[4096,50265]"),
+    "odd_layer_norm": (lambda a, w, b: F.layer_norm(a, w.shape, w, b), "bf16[8192,40003] bf16[40003] bf16[40003]"),
+    "odd_argmax": (lambda a: a.argmax(-1), "bf16[8192,50257]"),
     # reads and writes at run-time indices
     "embedding": (lambda w, i: F.embedding(i, w), "bf16[50000,1024] i64[16384]<50000"),
     "gather_rows": (lambda a, i: a.gather(1, i), "f32[4096,4096] i64[4096,4096]<4096"),
