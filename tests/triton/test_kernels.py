@@ -510,4 +510,7 @@ def test_what_ends_within_16_bytes_is_stored_apart(name: str, dynamic: bool, int
     (got,) = run_plan(plan, [x.clone() for x in inputs], launch=runner(interpreter))
     torch.testing.assert_close(got, fn(*inputs))
     if name != "across rows" and not (dynamic and "rows" in name):
-        assert "rt.store_apart(" in print_triton(plan.kernels[-1]).source
+        printed = print_triton(plan.kernels[-1])
+        assert "rt.store_apart(" in printed.source
+        assert ("rt.store_apart(" in printed.plain) is (name in ("one block", "several blocks", "long rows"))
+        assert printed.plain != printed.source  # what is not aligned is not read beyond its end

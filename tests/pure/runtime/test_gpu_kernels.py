@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from gyrator.cache.store import Entry, Store
+from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
+from gyrator.ir.index import Size
+from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime import gpu_kernels
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, CudaDriver
-from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels
-from gyrator.runtime.triton_build import BINARY, Built
+from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels, describe
+from gyrator.runtime.triton_build import BINARY, Built, Wanted
 from gyrator.runtime.triton_tune import Candidate
 from tests.pure.runtime.test_triton_launch import Library
 
@@ -270,3 +273,20 @@ def test_a_folder_without_the_kernel_is_damaged(library: Library, tmp_path: Path
     lone = folder(tmp_path, variants=[variant("d.cubin", 256)])
     with pytest.raises(CacheCorrupt, match=r"d\.cubin"):
         GpuKernels(lone, driver=lambda: Driver(library)).kernel("add_0", programs)(7, SUM, SUM, 16)
+
+
+def test_a_kernel_is_described_by_the_configs_that_were_built(tmp_path: Path) -> None:
+    """Its text for arguments that are not divisible is that of the same form; checked are those that may not be."""
+    x, y = (Pointer(name, torch.float32, name == "y") for name in "xy")
+    form = partial(TritonKernel, "k", params=(x, y, SizeArgument("n", Size("n", hint=40), True)), grid=())
+    blocks, whole = Config((("RBLOCK", 64),), 4), Config((("RBLOCK", 1024),), 4)
+    looped = form(source="loop", configs=(blocks,), category="looped", plain="plain loop")
+    kernel = form(source="whole", configs=(whole,), category="persistent", plain="plain whole", other=looped)
+    for number, text, config in ((0, "plain whole", whole), (1, "plain loop", blocks)):
+        notes = {"function": "k", "shared": 0, "warps": 4, "cooperative": False}
+        built = built_in(tmp_path / str(number), "binary", notes)
+        files = describe([(Wanted(kernel, frozenset({1}), None), {number: built})], 90)
+        about = json.loads(str(files[DESCRIPTION]))["k"]
+        request = about["unaligned"]
+        assert (request["source"], request["constants"]) == (text, dict(config.blocks))
+        assert request["divisors"] == [[1, 16]] and about["checked"] == [[0, 16], [2, 8]]
