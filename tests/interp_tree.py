@@ -143,7 +143,7 @@ class _Machine:
         found = reduce_dims(running.carry.kind, args, running.depth)
         state = tuple(r.reshape([*r.shape, *[1] * (len(self.shape) - running.depth)]) for r in found)
         if running.state is not None:
-            state = merge(running.carry.kind, running.state, state, last_wins=running.carry.last_wins)
+            state = merge(running.carry.kind, running.state, state, last_wins=bool(update.running))
         running.state = state
         if update.running:
             self.name(update.running, state)

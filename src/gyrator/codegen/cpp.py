@@ -150,7 +150,7 @@ class Loops(Expressions):
         if self.lanes is None and self._transposed_copy(loop):
             return
         carried = [self._declare(c, loop) for c in loop.carries]
-        run = self._vectors if self._is_vector(loop) and self.lanes is None else self._serial
+        run = self._vectors if loop.lanes > 1 and self.lanes is None else self._serial
         run(loop, *self._ends.get(loop.axis, ("0", self.index(loop.axis.extent).text)))
         for reducer in carried:
             self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
@@ -463,11 +463,10 @@ class Loops(Expressions):
         update = _update_of(carry, loop)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
-        per_lane = "V" if self.lanes is not None or carry.last_wins else ""
+        per_lane = "V" if self.lanes is not None else ""
         width = self.width if self.lanes is not None else self._width(carry, loop)
         element = type_name(update.args[0].dtype)
-        last = "Last" if carry.last_wins else ""
-        kind = f"gy::{per_lane}{last}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
+        kind = f"gy::{per_lane}{'Running' if update.running else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         taken = any(r is not None and r.name == carry.name for r in carry.results)
         name = self.fresh(f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}")
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
@@ -477,17 +476,10 @@ class Loops(Expressions):
 
     def _width(self, carry: Carry, loop: Loop) -> int:
         """Lanes of the vectors with which ``carry`` is updated somewhere in ``loop``."""
-        if self._is_vector(loop):
+        if loop.lanes > 1:
             return loop.lanes if _update_of(carry, loop) else 1
         inner = [self._width(carry, i) for i in loop.body if isinstance(i, Loop) and _update_of(carry, i)]
         return max(inner, default=1)
-
-    def _is_vector(self, loop: Loop) -> bool:
-        """Whether a loop runs in vector steps. A scan along the lanes needs its iterations in order."""
-        if loop.kind is not LoopKind.LANES or loop.lanes == 1:
-            return False
-        own = {carry.name for inner in tree.walk_loops(loop.body) for carry in inner.carries}
-        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in tree.walk_stages(loop.body))
 
     def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
         """``text`` is a reducer; name those of its results that somebody reads."""

@@ -676,7 +676,7 @@ class Printer(Expressions):
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         axis, place = loop.axis, self.rank - 1
         combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
-        if carry.last_wins:
+        if carry.kind in ("argmax", "argmin"):
             combine = f"last_{combine}"
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
         texts = ", ".join(a.text for a in args)

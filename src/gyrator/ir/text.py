@@ -182,7 +182,7 @@ def _loop_text(loop: Loop) -> str:
     if loop.kind is LoopKind.LANES:
         text += f" by {loop.lanes}"
     text += f" grain {loop.grain}" if loop.grain else ""
-    carries = [f"{c.name} = {c.kind}{' (last wins)' * c.last_wins} -> {_refs(c.results)}" for c in loop.carries]
+    carries = [f"{c.name} = {c.kind} -> {_refs(c.results)}" for c in loop.carries]
     return text + "".join(f", carry {carry}" for carry in carries)
 
 

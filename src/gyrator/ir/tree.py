@@ -55,7 +55,8 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Update:
     """Feed one iteration's ``args`` to the carry named ``carry``.
-    ``running`` names the carry's results just after this update (a scan reads them; otherwise empty)."""
+    ``running`` names the carry's results just after this update (a scan reads them; otherwise empty): of equal
+    extremes the last one stays (cummax), in other loops the first (argmax)."""
 
     carry: str
     args: tuple[Expr, ...]
@@ -113,13 +114,11 @@ class Attend:
 class Carry:
     """A reduction carried by a loop: a row of ``REDUCTIONS`` with its results, readable after the loop.
     If the vectors lie along an axis *outside* the carrying loop, each lane has its own accumulator.
-    ``last_wins``: an equal later element replaces the extreme (cummax), otherwise the first stays (argmax).
     ``partial``: another kernel combines the results."""
 
     name: str
     kind: str
     results: tuple[Ref | None, ...]
-    last_wins: bool = False
     partial: bool = False
 
 

@@ -13,7 +13,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import REDUCTIONS, identity
-from gyrator.ir.program import Reduce, Scan, Scatter, bodies, defines
+from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
 from gyrator.ir.volume import cost_of, iterations, volume
@@ -159,8 +159,8 @@ class Writer:
         stages = _stores_last(stages, self._rows.values())
         if self.shape.style is Style.SHEET:
             return self._sheet(space, stages, sums)
-        scans = any(isinstance(m.nest.root, Scan) for m in here)
-        return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans))
+        in_order = any(_goes_in_order(m.nest.root) for m in here)
+        return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not in_order))
 
     def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool) -> Body:
         axes, rows = self.shape.spaces[space], self._rows.values()
@@ -257,7 +257,7 @@ class Writer:
         if isinstance(root, Reduce):
             return Carry(name, root.kind, results, partial=root.partial), Update(name, args)
         none = tuple(None for _ in REDUCTIONS[root.kind].results)
-        return Carry(name, root.kind, none, root.kind in ("argmax", "argmin")), Update(name, args, results)
+        return Carry(name, root.kind, none), Update(name, args, results)
 
     def _leaves(self, member: Member, level: int) -> Iterator[Stage]:
         """What an iteration of a member other than a reduction leaves: in scratch rows, in locals, in memory."""
@@ -392,6 +392,12 @@ def _reduced(member: Member) -> tuple[str, Value]:
     root, value = member.nest.root, member.nest.out[0]
     assert isinstance(root, Reduce) and value is not None
     return root.kind, value
+
+
+def _goes_in_order(root: Root) -> bool:
+    """Whether a loop takes element after element. Other scans add up the lanes of a vector in any order; doubles might
+    overflow on such a way and not on the straight one."""
+    return isinstance(root, Scan) and (root.kind == "logaddexp" or root.body[0].dtype == torch.float64)
 
 
 def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Loop | Stage]:

@@ -182,8 +182,8 @@ def test_scans_along_lanes(kind: str) -> None:
     check(kernel("scan", [x], [y], parallel(i, loop)), {"x": sample(3, 50), "y": torch.empty(3, 50)})
 
 
-@pytest.mark.parametrize("last_wins", [False, True])
-def test_cumulative_maximum_with_positions(last_wins: bool) -> None:
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_cumulative_extremes_with_positions(kind: str) -> None:
     x, v, p = tensor("x", 4, 50), tensor("v", 4, 50), tensor("p", 4, 50, dtype=I64)
     i, j = axis("i", 4), axis("j", 50)
     value, index = ref("value", i, j), ref("index", i, j, dtype=I64)
@@ -192,7 +192,7 @@ def test_cumulative_maximum_with_positions(last_wins: bool) -> None:
         store(v, (i, j), value),
         store(p, (i, j), index),
     )
-    loop = lanes(j, *body, carries=(Carry("s", "argmax", (None, None), last_wins),))
+    loop = lanes(j, *body, carries=(Carry("s", kind, (None, None)),))
     data = torch.randint(0, 5, (4, 50), generator=torch.Generator().manual_seed(3)).float()
     data[2, 20] = torch.nan
     check(

@@ -152,6 +152,32 @@ def test_means_are_exact_to_a_fraction_of_what_rounding_an_element_costs(mode: s
     assert wrong.square().mean().sqrt() < 1e-8
 
 
+@pytest.mark.parametrize(("mode", "lanes"), LANES)
+@pytest.mark.parametrize("element", ["float", "double", "int64_t", "int8_t"])
+def test_running_totals_along_the_lanes(element: str, mode: str, lanes: int) -> None:
+    text = f"""extern "C" void running({element}* y, {element}* z, const {element}* x, int64_t n) {{
+      gy::RunningSum<{element}, {lanes}> sums; gy::RunningProd<{element}, {lanes}> products;
+      int64_t j = 0;
+      for (; j + {lanes} <= n; j += {lanes}) {{
+        const auto v = gy::load<{lanes}>(x + j);
+        sums.update(v); gy::store(y + j, sums.result());
+        products.update(v); gy::store(z + j, products.result());
+      }}
+      const auto rest = gy::first_lanes<{lanes}>(n - j);
+      const auto v = gy::load<{lanes}>(x + j, rest, {element}{{}});
+      sums.update_some(rest, v); gy::store(y + j, sums.result(), rest);
+      products.update_some(rest, v); gy::store(z + j, products.result(), rest);
+    }}"""
+    library = load(text, mode)
+    for n in LENGTHS:
+        x = (torch.randn(n, generator=torch.Generator().manual_seed(n)) + 1).sign().mul(3).to(DTYPES[element])
+        x = x.div(2.9) if x.is_floating_point() else x
+        y, z = torch.empty(2, n, dtype=x.dtype)
+        invoke(library, "running", y, z, x, n)
+        torch.testing.assert_close(y, x.cumsum(0, dtype=x.dtype), rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(z, x.cumprod(0, dtype=x.dtype), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_lane_wise_reducers_keep_the_lanes(mode: str) -> None:
     text = """extern "C" void columns(float* y, const float* x, int64_t rows, int64_t n) {

@@ -6,12 +6,13 @@ extern "C" int32_t cumsum(const float* __restrict__ x, float* __restrict__ y, in
   {
     const gy::Range mine = gy::share(steps);
     for (int64_t i = mine.begin; i < mine.end; ++i) {
-      gy::Sum<float, 1> total;
-      for (int64_t j = 0; j < 768; ++j) {
-        const auto x_0 = gy::load<1>(x + i * 768 + j);
-        total.update(x_0);
+      gy::RunningSum<float, 16> total;
+      for (int64_t j = 0; j < 768; j += 16) {
+        constexpr gy::lanes<16> lanes;
+        const auto x_0 = gy::load(lanes, x + i * 768 + j);
+        gy::update(lanes, total, x_0);
         const auto running = total.result();
-        gy::store(y + i * 768 + j, running);
+        gy::store(lanes, y + i * 768 + j, running);
       }
     }
   }

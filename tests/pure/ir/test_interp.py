@@ -357,7 +357,7 @@ def test_running_results_make_a_scan() -> None:
     here = (ki.index(), kj.index())
     feed = Update("acc", (kx_ij, IndexValue(kj.index())), (best, where))
     stages = (feed, Store(ky, here, best), Store(at, here, where))
-    carry = Carry("acc", "argmax", (None, None), last_wins=True)
+    carry = Carry("acc", "argmax", (None, None))
     body = Loop(ki, P, (Loop(kj, S, stages, (carry,)),))
     params = (Param(kx, True, False), Param(ky, False, True), Param(at, False, True))
     kernel = Kernel("cummax", params, (B, N), (), (body,))

@@ -352,23 +352,6 @@ template <int L> GY_FN Vec<int64_t, L> mod_index(Vec<int64_t, L> a, int64_t d) {
   return sub(a, mul(div_index(a, d), broadcast<L>(d)));
 }
 
-// ---- running extremes -------------------------------------------------------------------------------------
-// The extreme so far and its position, where an equal later element replaces an earlier one and NaN is the
-// extreme.
-template <class T, int L, bool Largest> struct VLastExtreme {
-  Vec<T, L> value = broadcast<L>(Largest ? lowest_value<T> : highest_value<T>);
-  Vec<int64_t, L> index = broadcast<L>(int64_t(0));
-
-  GY_FN void update(Vec<T, L> v, Vec<int64_t, L> at) {
-    const auto takes = logical_or(Largest ? ge(v, value) : le(v, value), isnan(v));
-    value = where(takes, v, value);
-    index = where(takes, at, index);
-  }
-  GY_FN VLastExtreme result() const { return *this; }
-};
-template <class T, int L> using VLastArgMax = VLastExtreme<T, L, true>;
-template <class T, int L> using VLastArgMin = VLastExtreme<T, L, false>;
-
 // ---- combining stores -------------------------------------------------------------------------------------
 struct by_add { template <class V> GY_FN V operator()(V a, V b) const { return add(a, b); } };
 struct by_mul { template <class V> GY_FN V operator()(V a, V b) const { return mul(a, b); } };

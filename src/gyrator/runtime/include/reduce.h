@@ -134,6 +134,85 @@ template <class T, int L> struct VSum {
 };
 template <class T, int L> using Sum = Across<VSum, T, L>;
 
+// ---- running totals ---------------------------------------------------------------------------------------
+// The reducers of scans: result() has, for each of the numbers that came last, the total up to it, kept as W. Sums and
+// products of float are kept in double, as in eager: a cascade would be added up anew for each result.
+template <template <class, int> class S, class T, int L, class W = T> struct VRunning {
+  S<W, L> total;
+  GY_FN void update(Vec<T, L> v) { total.update(cast<W>(v)); }
+  GY_FN Vec<T, L> result() const { return cast<T>(total.value); }
+};
+// Along the lanes: in each register lane i takes in lane i - 1, then i - 2 and i - 3, then the four before, ...; the
+// total of the registers before comes last, so that the next one waits for one operation alone.
+template <template <class, int> class S, class T, int L, class W = T> struct Running {
+  using V = Vec<W, L>;
+  using Part = Vec<W, V::lanes>;
+  Part before = broadcast<V::lanes>(S<W, L>::neutral);
+  Vec<T, L> now;
+
+  GY_FN void update(Vec<T, L> v) {
+    V totals = cast<W>(v);
+    GY_EACH(V, const Part within = prefix<1>(Part{{totals.p[i]}}); totals.p[i] = both(before, within).p[0];
+            before = both(before, broadcast<V::lanes>(last_lane(within)));)
+    now = cast<T>(totals);
+  }
+  GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v) {
+    update(where(on, v, broadcast<L>(T(S<W, L>::neutral))));
+  }
+  GY_FN Vec<T, L> result() const { return now; }
+
+ private:
+  static GY_FN Part both(Part a, Part b) {
+    S<W, V::lanes> s{a};
+    s.update(b);
+    return s.value;
+  }
+  template <int K> static GY_FN Part prefix(Part v) {
+#if defined(GY_SIMD)
+    if constexpr (K < V::lanes) {
+      const Part none = broadcast<V::lanes>(S<W, L>::neutral);
+      return prefix<2 * K>(both(v, Part{{shift_in<K>(none.p[0], v.p[0], indices<V::lanes>{})}}));
+    }
+#endif
+    return v;
+  }
+};
+// The extreme so far and its position. NaN is the extreme; of equal values the last wins: positions only grow.
+template <class Values, class Positions, class T, int L> struct RunningPosition {
+  Values values;
+  Positions positions;
+  Vec<T, L> value;
+  Vec<int64_t, L> index;
+
+  GY_FN void update(Vec<T, L> v, Vec<int64_t, L> at) { take(broadcast<L>(true), v, at); }
+  GY_FN void update(Vec<T, L> v, int64_t first) { update(v, iota<L>(first, 1)); }
+  GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v, Vec<int64_t, L> at) { take(on, v, at); }
+  GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v, int64_t first) { take(on, v, iota<L>(first, 1)); }
+  GY_FN RunningPosition result() const { return *this; }
+
+ private:
+  GY_FN void take(Vec<bool, L> on, Vec<T, L> v, Vec<int64_t, L> at) {
+    if constexpr (requires { values.update_some(on, v); }) values.update_some(on, v);
+    else values.update(v);
+    value = values.result();
+    const auto takes = logical_and(on, logical_or(eq(v, value), isnan(v)));
+    positions.update(where(takes, at, broadcast<L>(int64_t(-1))));
+    index = positions.result();
+  }
+};
+#define GY_RUNNING(way)                                                                                        \
+  template <class T, int L> using way##RunningSum = way##Running<VPlainSum, T, L, pick<same<T, float>, double, T>>; \
+  template <class T, int L> using way##RunningProd = way##Running<VProd, T, L, pick<same<T, float>, double, T>>;    \
+  template <class T, int L> using way##RunningMax = way##Running<VMax, T, L>;                                  \
+  template <class T, int L> using way##RunningMin = way##Running<VMin, T, L>;                                  \
+  template <class T, int L> using way##RunningArgMax =                                                         \
+      RunningPosition<way##RunningMax<T, L>, way##RunningMax<int64_t, L>, T, L>;                               \
+  template <class T, int L> using way##RunningArgMin =                                                         \
+      RunningPosition<way##RunningMin<T, L>, way##RunningMax<int64_t, L>, T, L>;
+GY_RUNNING()
+GY_RUNNING(V)
+#undef GY_RUNNING
+
 // ---- position of the extreme ------------------------------------------------------------------------------
 // NaN is the extreme; of equal values the first index wins. Within a lane, indices must come in rising order.
 template <class T, int L, bool Largest> struct VArgExtreme {
@@ -374,5 +453,7 @@ template <class T, int L> struct VLogAddExp {
   GY_FN Vec<T, L> result() const { return LogOfSum<T, L>{state.result()}.result(); }
 };
 template <class T, int L> using LogAddExp = Across<VLogAddExp, T, L>;
+template <class T, int L> using VRunningLogAddExp = VLogAddExp<T, L>;
+template <class T, int L> using RunningLogAddExp = LogAddExp<T, L>;
 
 }  // namespace gy

@@ -162,6 +162,10 @@ template <int D, int... I, class V> GY_FN V cycle_lanes(V v, sequence<I...>) {
 template <int D, int... I, class V> GY_FN V spread_first(V v, sequence<I...>) {
   return __builtin_shufflevector(v, v, (I / D * D + (I / D * D >= int(sizeof...(I)) / 2))...);
 }
+// The last K lanes of a, then the first ones of b.
+template <int K, int... I, class V> GY_FN V shift_in(V a, V b, sequence<I...>) {
+  return __builtin_shufflevector(a, b, (int(sizeof...(I)) - K + I)...);
+}
 // The k-th piece of To's size inside v.
 template <class To, int K, class V> GY_FN To piece(V v) {
   if constexpr (sizeof(To) == sizeof(V)) return (To)v;
@@ -362,6 +366,11 @@ template <int K, class T, int L> GY_FN Vec<T, L> exchange_lanes(Vec<T, L> v) {
   else { GY_EACH(V, r.p[i] = exchange_within<K>(v.p[i], indices<V::lanes>{});) }
 #endif
   return r;
+}
+template <class T, int L> GY_FN Vec<T, 1> last_lane(Vec<T, L> v) {
+  constexpr int last = Vec<T, L>::lanes - 1;
+  if constexpr (last == 0) return {{v.p[Vec<T, L>::parts - 1]}};
+  else return {{v.p[Vec<T, L>::parts - 1][last]}};
 }
 template <class T, int L> GY_FN Vec<T, 1> first_lane(Vec<T, L> v) {
   if constexpr (Vec<T, L>::lanes == 1) return {{v.p[0]}};
