@@ -1,4 +1,4 @@
-"""Nearest upsampling and its gradient, against eager."""
+"""Nearest upsampling and the gradients of nearest, linear and cubic upsampling, against eager."""
 
 from __future__ import annotations
 
@@ -36,3 +36,27 @@ def test_a_size_that_stays_or_doubles_does_so_whatever_the_factor(size: Pair, fa
     x = tensor(2, 3, 2, 6)
     check(lambda x: aten.upsample_nearest2d.default(x, size, *factors), x)
     check(lambda g: aten.upsample_nearest2d_backward.default(g, size, x.shape, *factors), tensor(2, 3, *size))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("aligned", [False, True], ids=["borders", "aligned"])
+@pytest.mark.parametrize(
+    ("old", "new", "factors"), [*SIZES, ((2, 3), (16, 7), (None, 2.5)), ((9, 8), (2, 1), (0.3, 0.2))]
+)
+@pytest.mark.parametrize("name", ["upsample_bilinear2d", "upsample_bicubic2d"])
+def test_gradients_of_weighted_means(
+    name: str, old: Pair, new: Pair, factors: Factors, aligned: bool, dynamic: bool
+) -> None:
+    backward = getattr(aten, f"{name}_backward").default
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        given = tensor(2, 3, *new, dtype=dtype)
+        check(lambda g: backward(g, new, [2, 3, *old], aligned, *factors), given, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("aligned", [False, True], ids=["borders", "aligned"])
+@pytest.mark.parametrize(("new", "factor"), [(14, 2.0), (10, 1.5), (3, None)])
+def test_gradients_of_weighted_means_in_one_and_three_dimensions(new: int, factor: float | None, aligned: bool) -> None:
+    given = tensor(2, 3, new)
+    check(lambda g: aten.upsample_linear1d_backward.default(g, [new], [2, 3, 7], aligned, factor), given)
+    given, sizes = tensor(2, 3, 4, new, 5), ([4, new, 5], [2, 3, 2, 7, 5])
+    check(lambda g: aten.upsample_trilinear3d_backward.default(g, *sizes, aligned, 2.0, factor, None), given)
