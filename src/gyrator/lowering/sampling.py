@@ -11,7 +11,7 @@ what it took from ``i``, so a bound that is too wide costs time, never a wrong s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -36,8 +36,8 @@ class Resize:
     aligned: bool = False
 
 
-Weight = Callable[[Resize, Expr, Expr], Expr]
-"""(dimension, place, input) → what an output at that place among the inputs takes of this one."""
+Kernel = Callable[[Expr], Expr]
+"""Distance between an output's place and an input → what the output takes of it."""
 
 Part = Callable[[Resize, Index, Index, Expr], Expr]
 """(dimension, input, output, the output's gradient) → what of it is the input's."""
@@ -68,38 +68,32 @@ def _nearest_part(exact: bool, size: Resize, i: Index, output: Index, given: Exp
     return op("where", op("eq", source, number(i, source.dtype)), given, like(given, 0))
 
 
-def _weighted(weight: Weight, size: Resize, i: Index, output: Index, given: Expr) -> Expr:
-    at, step = number(output, given.dtype), _step(size, given.dtype)
+def _weighted(taps: int, kernel: Kernel, size: Resize, i: Index, output: Index, given: Expr) -> Expr:
+    """What lies beyond the first and the last input counts as these."""
+    at, step, element = number(output, given.dtype), _step(size, given.dtype), number(i, given.dtype)
     if size.aligned:
         place = op("mul", at, step)
     else:
         place = op("sub", op("mul", op("add", at, like(at, 0.5)), step), like(at, 0.5))
-    share = weight(size, place, number(i, at.dtype))
+    distance = op("sub", place, element)
+    share = kernel(op("abs", distance))
+    for edge, side in ((ZERO, 1), (size.old - 1, -1)):
+        beyond = [kernel(op("abs", op("add", distance, like(at, side * n)))) for n in range(1, taps // 2 + 1)]
+        at_edge = op("eq", element, number(edge, at.dtype))
+        share = op("add", share, op("where", at_edge, reduce(partial(op, "add"), beyond), like(at, 0)))
     return op("where", op("eq", share, like(share, 0)), like(given, 0), op("mul", given, share))
 
 
-def _linear(size: Resize, place: Expr, i: Expr) -> Expr:
-    """1 at ``place``, 0 from the next elements on; places outside are the first or the last element's."""
-    inside = op("minimum", op("maximum", place, like(place, 0)), number(size.old - 1, place.dtype))
-    return op("maximum", op("sub", like(place, 1), op("abs", op("sub", inside, i))), like(place, 0))
+def _linear(d: Expr) -> Expr:
+    return op("maximum", op("sub", like(d, 1), d), like(d, 0))
 
 
-def _cubic(size: Resize, place: Expr, i: Expr) -> Expr:
-    """Keys' weights (1981, a = -3/4); the first and the last element are also what lies beyond them."""
-
-    def weight(away: int) -> Expr:
-        d = op("abs", op("sub", op("sub", place, i), like(place, away)))
-        one, a, b = (like(d, n) for n in (1, 1.25, 2.25))
-        near = op("add", op("mul", op("sub", op("mul", a, d), b), op("mul", d, d)), one)
-        beyond = op("minimum", op("sub", d, like(d, 2)), like(d, 0))  # -3/4 (d - 1) (d - 2)^2
-        far = op("mul", op("mul", op("sub", d, one), op("mul", beyond, beyond)), like(d, -0.75))
-        return op("where", op("le", d, one), near, far)
-
-    found = weight(0)
-    for edge, beyond in ((ZERO, (-1, -2)), (size.old - 1, (1, 2))):
-        more = op("add", *map(weight, beyond))
-        found = op("add", found, op("where", op("eq", i, number(edge, i.dtype)), more, like(more, 0)))
-    return found
+def _cubic(d: Expr) -> Expr:
+    """Keys' kernel (1981) with a = -3/4: ``(1.25 d - 2.25) d² + 1`` up to 1, ``-0.75 (d - 1) (d - 2)²`` up to 2."""
+    near = op("add", op("mul", op("sub", op("mul", like(d, 1.25), d), like(d, 2.25)), op("mul", d, d)), like(d, 1))
+    rest = op("minimum", op("sub", d, like(d, 2)), like(d, 0))
+    far = op("mul", op("mul", op("sub", d, like(d, 1)), op("mul", rest, rest)), like(d, -0.75))
+    return op("where", op("le", d, like(d, 1)), near, far)
 
 
 def _even(size: Resize) -> int | None:
@@ -120,12 +114,10 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
 
 def _step(size: Resize, dtype: torch.dtype) -> Expr:
     """How many inputs lie from output to output."""
-    if size.aligned:
-        old, new = number(size.old - 1, dtype), number(maximum(size.new - 1, ONE), dtype)
-        return op("div", old, new)
-    if size.factor:
+    old, new = (size.old - 1, maximum(size.new - 1, ONE)) if size.aligned else (size.old, size.new)
+    if size.factor and not size.aligned:
         return number(1.0 / size.factor, dtype)
-    return op("div", number(size.old, dtype), number(size.new, dtype))
+    return op("div", number(old, dtype), number(new, dtype))
 
 
 def _resized(
@@ -160,25 +152,14 @@ def _nearest_index(size: Resize, exact: bool, output: Index, device: torch.devic
     return Indirect(op("maximum", source, like(source, 0)) if on_gpu else Checked(source, size.old), size.old).index()
 
 
-def _nearest_backward(
-    exact: bool, b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
-    *factors: float | None,
+def _backward(
+    taps: int, part: Part, doubled: bool, b: Builder, out: Meta, grad: TensorRef, output_size: object,
+    input_size: object, *options: Any,
 ) -> Any:  # fmt: skip
-    sizes = _resized(out.shape, grad.shape, factors, doubled=out.device.type == "cpu" and not exact)
-    return _backward(b, out, grad, sizes, 1, partial(_nearest_part, exact))
-
-
-def _weighted_backward(
-    taps: int, weight: Weight, b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
-    aligned: bool, *factors: float | None,
-) -> Any:  # fmt: skip
-    sizes = _resized(out.shape, grad.shape, factors, aligned=aligned)
-    return _backward(b, out, grad, sizes, taps, partial(_weighted, weight))
-
-
-def _backward(b: Builder, out: Meta, grad: TensorRef, sizes: Sequence[Resize], taps: int, part: Part) -> Any:
     if ZERO in out.shape or ZERO in grad.shape:
         return NotImplemented
+    aligned, factors = (False, options) if taps == 1 else (options[0], options[1:])
+    sizes = _resized(out.shape, grad.shape, factors, doubled=doubled and out.device.type == "cpu", aligned=aligned)
     wide = out.with_dtype(compute_dtype(out.dtype))
     for dim in range(grad.rank - 1, 1, -1):  # the last sum is that of dimension 2
         made = out if dim == 2 else wide.with_shape((*grad.shape[:dim], *out.shape[dim:]))
@@ -186,15 +167,15 @@ def _backward(b: Builder, out: Meta, grad: TensorRef, sizes: Sequence[Resize], t
     return grad
 
 
-_NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
+_NEAREST = "upsample_nearest1d{0} upsample_nearest2d{0} upsample_nearest3d{0}"
+_EXACT = "_upsample_nearest_exact1d{0} _upsample_nearest_exact2d{0} _upsample_nearest_exact3d{0}"
 _LINEAR = "upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"
-_EXACT = "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
 
 LOWERINGS: Family = {
-    **rows(partial(_nearest_forward, False), _NEAREST),
-    **rows(partial(_nearest_forward, True), _EXACT),
-    **rows(partial(_nearest_backward, False), " ".join(f"{name}_backward" for name in _NEAREST.split())),
-    **rows(partial(_nearest_backward, True), " ".join(f"{name}_backward" for name in _EXACT.split())),
-    **rows(partial(_weighted_backward, 2, _linear), _LINEAR),
-    **rows(partial(_weighted_backward, 4, _cubic), "upsample_bicubic2d_backward"),
+    **rows(partial(_nearest_forward, False), _NEAREST.format("")),
+    **rows(partial(_nearest_forward, True), _EXACT.format("")),
+    **rows(partial(_backward, 1, partial(_nearest_part, False), True), _NEAREST.format("_backward")),
+    **rows(partial(_backward, 1, partial(_nearest_part, True), False), _EXACT.format("_backward")),
+    **rows(partial(_backward, 2, partial(_weighted, 2, _linear), False), _LINEAR),
+    **rows(partial(_backward, 4, partial(_weighted, 4, _cubic), False), "upsample_bicubic2d_backward"),
 }

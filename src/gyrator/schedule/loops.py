@@ -160,7 +160,8 @@ def _points(group: Group, found: list[Access]) -> Shape:
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
         steps = [(a.position.coefficient(last), a.position.coefficient(near)) for a in found] if near else []
-        if across is None and near and (LANES % iterations((last,)) == 0 or {*steps} == {(ONE, last.extent)}):
+        fits = LANES % iterations((last,)) == 0 or {*steps} == {(ONE, last.extent)}
+        if across is None and near and fits and iterations((near, last)) >= LANES:
             # vectors along both as one, as in images of 7 columns: the last alone would fill but a part of them
             both, parallel = Axis(near.name, near.extent * last.extent), [a for a in parallel if a is not near]
             column = _for_threads(both, parallel, blocks)
@@ -168,9 +169,12 @@ def _points(group: Group, found: list[Access]) -> Shape:
             return Shape(group, Style.POINTS, tuple(parallel), column, (), digits)
         lane = across or near
         if lane is not None:
+            small = iterations((lane,)) < LANES  # matrices of a few rows and columns: one in each lane
+            lane = max(parallel, key=lambda a: iterations((a,))) if small else lane
             others = tuple([a for a in parallel if a is not lane])
             outside, inner = _in_blocks(lane, BLOCK // 4, blocks)
-            return Shape(group, Style.POINTS, (*others, *outside, last), inner, (), blocks)
+            outer = (*outside, *others) if small else (*others, *outside)
+            return Shape(group, Style.POINTS, (*outer, last), inner, (), blocks)
     if across is not None:
         rows, row = _in_blocks(across, TILE_ROWS, blocks)
         columns, last = _in_blocks(last, TILE_COLUMNS, blocks)
