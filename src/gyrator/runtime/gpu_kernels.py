@@ -127,33 +127,30 @@ class GpuKernels:
         sizes = [args[at] for at in about["sizes"]]
         key = digest(f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}")
         entry = None if self.choices is None else self.choices.find(key, warn=lambda _: None)
-        if entry is None:
-            launches = [self._loaded(about, variant, programs) for variant in variants]
-            saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
-
-            def timed(candidates: Sequence[Launch]) -> list[float | None] | None:
-                return times(candidates, stream, args, saved, self.driver())
-
-            took = timed(launches)
-            if took is None:
-                return launches[0]
-            tried = list(zip(variants, launches, took, strict=True))
-            if descends:
-                tried += self._descended(about, programs, min(tried, key=_slowness), timed)
-            best, launch, _ = min(tried, key=_slowness)
-            found: dict[str, Json] = {k: best[k] for k in ("blocks", "warps", "file", "stages") if k in best}
-            found[TIMES] = {variant["file"]: ms for variant, _, ms in tried}
-            if self.choices is not None:
-                self.choices.put(key, {}, found)
-            self._tell(about["name"], [variant for variant, _, _ in tried], found, new=True)
-            return launch
-        recorded: Mapping[str, Any] = entry.notes
-        self._tell(about["name"], variants, recorded, new=False)
-        variant = next((v for v in variants if v["file"] == recorded["file"]), None)
-        if variant is None:
-            config = Config(tuple(recorded["blocks"].items()), recorded["warps"], recorded["stages"])
-            variant = self._rebuilt(variants[0], config) or variants[0]
-        return self._loaded(about, variant, programs)
+        if entry is not None:
+            recorded: Mapping[str, Any] = entry.notes
+            self._tell(about["name"], variants, recorded, new=False)
+            variant = next((v for v in variants if v["file"] == recorded["file"]), None)
+            if variant is None:
+                config = Config(tuple(recorded["blocks"].items()), recorded["warps"], recorded["stages"])
+                variant = self._rebuilt(variants[0], config) or variants[0]
+            return self._loaded(about, variant, programs)
+        launches = [self._loaded(about, variant, programs) for variant in variants]
+        saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
+        timed = partial(times, stream=stream, args=args, updated=saved, driver=self.driver())
+        took = timed(launches)
+        if took is None:
+            return launches[0]
+        tried = list(zip(variants, launches, took, strict=True))
+        if descends:
+            tried += self._descended(about, programs, min(tried, key=_slowness), timed)
+        best, launch, _ = min(tried, key=_slowness)
+        found: dict[str, Json] = {k: best[k] for k in ("blocks", "warps", "file", "stages") if k in best}
+        found[TIMES] = {variant["file"]: ms for variant, _, ms in tried}
+        if self.choices is not None:
+            self.choices.put(key, {}, found)
+        self._tell(about["name"], [variant for variant, _, _ in tried], found, new=True)
+        return launch
 
     def _descended(self, about: Mapping[str, Any], programs: Sized, best: Tried, timed: Timed) -> list[Tried]:
         """What coordinate descent from the fastest variant tries."""

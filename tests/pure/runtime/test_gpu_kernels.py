@@ -177,7 +177,7 @@ def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what
     for expected in (["a", "b", "512", "1024", "slow", "slow"], ["512"]):
         driver = Driver(library)
 
-        def took(launches: Any, *_: Any, driver: Driver = driver) -> list[float | None]:
+        def took(launches: Any, *, driver: Driver, **_: Any) -> list[float | None]:
             names = driver.loaded[: len(launches)] if len(driver.loaded) == 2 else ["a", driver.loaded[-1]]
             return [speeds.get(name, 1.0) for name in names]
 
@@ -193,7 +193,7 @@ def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what
 def test_candidates_and_their_times_are_told_also_where_an_earlier_process_took_them(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_kernels, "times", lambda *_: [0.5, None])
+    monkeypatch.setattr(gpu_kernels, "times", lambda *_, **__: [0.5, None])
     store, told = Store(tmp_path / "store", "choices"), []
     for _ in range(2):
         kernels = GpuKernels(
@@ -218,7 +218,7 @@ def test_nothing_is_told_of_a_kernel_that_had_no_choice(library: Library, tmp_pa
 def test_what_cannot_be_timed_now_is_not_recorded(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_kernels, "times", lambda *_: None)
+    monkeypatch.setattr(gpu_kernels, "times", lambda *_, **__: None)
     store = Store(tmp_path / "store", "choices")
     driver = Driver(library)
     GpuKernels(folder(tmp_path / "graph"), store, driver=lambda: driver).kernel("add_0", programs)(7, SUM, SUM, 16)
