@@ -222,7 +222,7 @@ class Printer(Expressions):
         super().__init__(kernel, tiling, names)
         self._carries: dict[str, tuple[Carry, Loop]] = {}
         self._accumulators: dict[str, Accumulator] = {}
-        self._numbered = 0
+        self._numbers = count(1)
         self._scope: Axes = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
         self.functions: list[str] = []
@@ -274,11 +274,14 @@ class Printer(Expressions):
         for k in range(len(axes) - 1, -1, -1):
             axis, tile, extent = axes[k], self.tile_of.get(axes[k]), self.index(axes[k].extent)
             count = extent.operand if tile is None else f"tl.cdiv({extent.text}, {tile.block})"
-            number = rest if k == 0 else f"{rest} % {count}"
+            number = Term(rest) if k == 0 else Term(f"{rest} % {count}", atom=False)
             if tile is None:
-                self.named(Term(number), axis.name, axis)
+                self.named(number, axis.name, axis)
             else:
-                self._lanes(axis, f"{number if k == 0 else f'({number})'} * {tile.block}")
+                start = f"{number.operand} * {tile.block}"
+                if rest == "pid" and axis.extent % VECTOR is not ZERO:  # asked for when pid is another number
+                    start = self.named(Term(start), f"{axis.name}_start").text
+                self._lanes(axis, start)
             if k > 0:
                 self.emit(f"pid = pid // {count}")
 
@@ -353,8 +356,6 @@ class Printer(Expressions):
     def _lanes(self, axis: Axis, start: str) -> str:
         """Name the positions of a tile along ``axis`` from ``start`` on, and the condition that they are within."""
         lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
-        if "pid" in start and axis.extent % VECTOR is not ZERO:
-            start = self.named(Term(start, self.block.depth), f"{axis.name}_start").text
         self.starts[axis] = start
         text = f"{start} + {lanes}" if start else lanes
         if row := self.shifted.get(axis):
@@ -519,8 +520,7 @@ class Printer(Expressions):
         extent = self.index((row.lane if row else loop.axis).extent).text
         for carry in loop.carries:
             self._declare(carry, loop)
-        self._numbered += 1
-        self.loop_number = self._numbered
+        self.loop_number = next(self._numbers)
         start = self.names.fresh("start")
         with self._indented(f"for {start} in range(0, {extent}, {block}):"):
             self._lanes(loop.axis, start)
@@ -552,7 +552,6 @@ class Printer(Expressions):
         if "sort" in carry.kind:
             self._sort(update, carry.kind, loop.axis)
             return
-        whole = self.tile_of[loop.axis].whole
         (first, dtype), *rest = _starts(carry.kind, update.args[0].dtype)
         args = [self._element(update.args[0], dtype, None if carry.kind == "welford" else first, loop.axis)]
         if REDUCTIONS[carry.kind].inputs == 2:  # the number of an element
@@ -561,7 +560,7 @@ class Printer(Expressions):
             args = [self._broadcast(a, args[0].axes | args[1].axes) for a in args]
         if update.running:  # Triton 3.6 fails on scans of tiles with a side of 1 under such a layout
             self._scan(update, carry, loop, [self._broadcast(a, self._scope) for a in args])
-        elif whole:
+        elif self.tile_of[loop.axis].whole:
             self._reduce_tile(carry, loop.axis, args, update.args[0].dtype)
         else:
             self._step(self._accumulators[carry.name], loop.axis, args)
