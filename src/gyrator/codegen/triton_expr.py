@@ -339,21 +339,20 @@ class Expressions(Blocks[Term, Block]):
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
                 a, b = self.index(num), self.index(den)
-                sign, name = ("//", "div") if isinstance(atom, FloorDiv) else ("%", "mod")
-                operation = f"{a.operand} {sign} {b.operand}"
-                text = operation if is_nonnegative(num) else f"rt.floor_{name}({a.text}, {b.text})"
-                return self.named(made_of(text, a, b), "k", atom)
-            case Min(a_, b_) | Max(a_, b_):
-                a, b = self.index(a_), self.index(b_)
-                name = "minimum" if isinstance(atom, Min) else "maximum"
-                return self.named(made_of(f"tl.{name}({a.text}, {b.text})", a, b), "k", atom)
+                sign, name = ("//", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
+                text = f"{a.operand} {sign} {b.operand}" if is_nonnegative(num) else f"rt.{name}({a.text}, {b.text})"
+            case Min(left, right) | Max(left, right):
+                a, b = self.index(left), self.index(right)
+                text = f"tl.{'minimum' if isinstance(atom, Min) else 'maximum'}({a.text}, {b.text})"
             case Indirect(value):
                 if self.tiling.wide or value.dtype != torch.int64:
                     return self.value(value)
                 if (narrow := _in_32_bits(value)) is not None:
                     return self.named(self.value(narrow), "at", atom)
                 return self.value(value).to("tl.int32")
-        raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+            case _:
+                raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+        return self.named(made_of(text, a, b), "k", atom)
 
     def _index_operand(self, e: Expr) -> Term:
         """An operand of a comparison of indices, in the type that indices have."""
