@@ -81,18 +81,17 @@ def bind(
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing."""
     codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
-    whole = Struct(f"@{_CONFIG}{codes}0Q")
+    whole = Struct(f"@{_CONFIG}{codes}0Q{8 * _SCRATCH}x")
     places = [calcsize(f"@{_CONFIG}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
+    places += range(whole.size - 8 * _SCRATCH, whole.size, 8)
     threads, count_of = 32 * warps, None if isinstance(programs, int) else programs
 
     def new_block() -> _Block:
-        memory = bytearray(whole.size + 8 * _SCRATCH) + attribute
+        memory = bytearray(whole.size) + attribute
         view = (ctypes.c_char * len(memory)).from_buffer(memory)
         start = ctypes.addressof(view)
-        scratch = [whole.size + 8 * k for k in range(_SCRATCH)]
-        pointers = (ctypes.c_void_p * (len(places) + _SCRATCH))(*[start + at for at in (*places, *scratch)])
-        end = start + whole.size + 8 * _SCRATCH
-        return _Block(memory, start, ctypes.addressof(pointers), end, (view, pointers))
+        pointers = (ctypes.c_void_p * len(places))(*[start + at for at in places])
+        return _Block(memory, start, ctypes.addressof(pointers), start + whole.size, (view, pointers))
 
     blocks, attributes = [new_block()], int(bool(attribute))
     take, give, pack, start_kernel = blocks.pop, blocks.append, whole.pack_into, driver.launch_ex
