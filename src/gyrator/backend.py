@@ -132,34 +132,8 @@ def _compile(
 ) -> tuple[Traced, Sequence[str]]:  # fmt: skip
     """A program compiled or found, and the files of its graphs' programs."""
     start = time.perf_counter()
-    shape_env = torch_compat.shape_env_of(inputs.values)
+    shape_env, device = torch_compat.shape_env_of(inputs.values), device_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
-    made: list[Compiled] = []
-    records: list[ProgramRecord] = []
-    device = device_of(inputs.values)
-
-    def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled | Pending:
-        with program.stage(f"{info.kind} graph"):
-            session = parts.enter_context(program.child(f"{name}_{info.kind}"))
-            finish = compile_graph(graph, values, info, session, process)
-
-        def finished() -> Compiled:
-            with program.stage(f"{info.kind} kernels"):
-                compiled = finish()
-            process.counted.append(session.counters)
-            made.append(compiled)
-            return compiled
-
-        # what is timed for the next graph is to have the machine to itself
-        return finished() if config.max_autotune or config.benchmark_fusion else finished
-
-    def partition(joint: JointGraph) -> Partition:
-        chosen = min_cut_with_budget(config.memory_budget)(joint)
-        records.append(program_record(chosen))
-        if program.dump is not None:
-            dump_partition(program.dump, joint, chosen)
-        return chosen
-
     session = Session(config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None)
     with session as program, ExitStack() as parts:
         process.counted.append(program.counters)
@@ -179,6 +153,31 @@ def _compile(
             record = msgspec.json.decode(notes["about"], type=ProgramRecord)
             program_compiled(program, gm, record, start, process.watch, cached=True)
             return from_json(notes["program"], calls), [str(entry.folder / WRAPPER) for entry in graphs]
+
+        made: list[Compiled] = []
+        records: list[ProgramRecord] = []
+
+        def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled | Pending:
+            with program.stage(f"{info.kind} graph"):
+                session = parts.enter_context(program.child(f"{name}_{info.kind}"))
+                finish = compile_graph(graph, values, info, session, process)
+
+            def finished() -> Compiled:
+                with program.stage(f"{info.kind} kernels"):
+                    compiled = finish()
+                process.counted.append(session.counters)
+                made.append(compiled)
+                return compiled
+
+            # what is timed for the next graph is to have the machine to itself
+            return finished() if config.max_autotune or config.benchmark_fusion else finished
+
+        def partition(joint: JointGraph) -> Partition:
+            chosen = min_cut_with_budget(config.memory_budget)(joint)
+            records.append(program_record(chosen))
+            if program.dump is not None:
+                dump_partition(program.dump, joint, chosen)
+            return chosen
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced
