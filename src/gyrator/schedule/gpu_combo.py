@@ -9,6 +9,7 @@ more is held than at the plan's peak (``MOST_EARLY``)."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
@@ -36,8 +37,8 @@ BLOCK, WARPS = 2048, 4
 @dataclass(slots=True)
 class _Slot:
     """Steps that run as one, with what is allocated before and freed after them. ``forms`` are what the kernels compute
-    if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate; ``room``
-    is how many bytes more may be held then."""
+    if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate but for
+    outputs; ``room`` is how many bytes more may be held then."""
 
     steps: list[Launch | Call | Copy | Join]
     forms: set[Hashable]
@@ -45,18 +46,15 @@ class _Slot:
     elements: int
     early: int
     room: int
-    before: list[Step] = field(default_factory=list)
-    after: list[Step] = field(default_factory=list)
+    before: list[Allocate]
+    after: list[Free] = field(default_factory=list)
 
     def takes(self, new: "_Slot", *, last: bool) -> bool:
         """Whether ``new`` may run here, if nothing in between needs another order; ``last``: nothing is in between."""
-        if not last and self.early + new.early > MOST_EARLY:
-            return False
-        if not (new.forms <= self.forms or (self.forms and new.elements <= SMALL and len(self.forms) < MOST_FORMS)):
-            return False
-        if len(self.steps) >= MOST_BUSY and self.elements + new.elements > LARGE:
-            return False
-        return len(self.pointers | new.pointers) <= MOST_POINTERS and bool(new.forms)
+        soon = last or self.early + new.early <= MOST_EARLY
+        alike = new.forms <= self.forms or (0 < len(self.forms) < MOST_FORMS and new.elements <= SMALL)
+        few = len(self.steps) < MOST_BUSY or self.elements + new.elements <= LARGE
+        return soon and alike and few and len(self.pointers | new.pointers) <= MOST_POINTERS
 
     def add(self, new: "_Slot") -> None:
         self.steps += new.steps
@@ -64,16 +62,16 @@ class _Slot:
         self.pointers |= new.pointers
         self.elements += new.elements
         self.early += new.early
+        self.before += new.before
 
 
 def combine(plan: Plan) -> Plan:
     """The plan with pointwise kernels of static sizes combined where they are independent and small."""
     kernels = {kernel.name: kernel for kernel in plan.kernels}
     owner = plan.owners()
-    slots = _slots(plan, kernels, owner)
     made: dict[str, Kernel] = {}
     steps: list[Step] = []
-    for slot in slots:
+    for slot in _slots(plan, kernels, owner):
         launches = [step for step in slot.steps if isinstance(step, Launch)]
         if len(launches) > 1:
             kernel, args = _side_by_side([(kernels[step.kernel], step.args) for step in launches], owner)
@@ -89,48 +87,53 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
     """The plan in its new order; ``owner`` says in whose memory values lie, parts of a whole once that is allocated."""
     kept, owner = output_values(plan.outputs), dict(owner)
     slots: list[_Slot] = []
-    written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
-    read: dict[Value, int] = {}
-    mentioned: dict[Value, int] = {}
+    # how many slots run up to the last one that writes into a memory, that uses it, that mentions a value
+    written, used, mentioned = dict[Value, int](), dict[Value, int](), dict[Value, int]()
     before: list[Allocate] = []
     totals = [total for total, _ in held(plan, bytes_of)]
-    rooms = (max(totals) + MOST_EARLY - now for now in totals)  # about as many bytes may be held as at the peak
+    most = max(totals, default=0) + MOST_EARLY  # about as many bytes may be held as at the peak
+    rooms = (most - now for now in totals)
     for step in plan.steps:
         match step:
             case Allocate():
                 before.append(step)
             case Free(value):
-                slots[mentioned.get(value, -1)].after.append(step)
+                slots[mentioned.get(value, 0) - 1].after.append(step)
             case _:
                 reads, writes = touched(step, kernels)
                 memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
-                after = [written.get(v, -1) + 1 for v in memory]
-                after += [read.get(v, -1) + 1 for v, writing in memory.items() if writing]
-                after += [mentioned.get(s.upon, 0) for s in before if s.upon is not None and s.offset is not None]
+                first = [(used if writing else written).get(v, 0) for v, writing in memory.items()]
+                # a part may come with what allocates its whole
+                first += [mentioned.get(s.upon, 1) - 1 for s in before if s.upon is not None and s.offset is not None]
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
+                elements = kernel.tiling.hint if kernel and kernel.tiling else 0
                 sizes = {s.value: bytes_of(s.value) for s in before if s.upon is None}
                 made, early = sum(sizes.values()), sum(size for v, size in sizes.items() if v not in kept)
-                elements = kernel.tiling.hint if kernel and kernel.tiling else 0
-                new = _Slot([step], _forms(kernel), set(memory), elements, early, next(rooms))
-                after += [k for k, slot in enumerate(slots, 1) if slot.room < made]
-                first = max(after, default=0)
-                fitting = [k for k in range(first, len(slots)) if slots[k].takes(new, last=k == len(slots) - 1)]
-                at = min(fitting, key=lambda k: not new.forms <= slots[k].forms, default=len(slots))
-                if fitting:
-                    slots[at].add(new)
-                    for slot in slots[at:]:
-                        slot.room -= made
-                else:
-                    slots.append(new)
-                slots[at].before += before
+                new = _Slot([step], _forms(kernel), set(memory), elements, early, next(rooms), before)
+                end = _put(new, slots, max(first, default=0), made)
                 names = [*(s.upon for s in before if s.upon is not None), *reads, *writes]
-                mentioned |= {v: max(at, mentioned.get(v, at)) for v in names}
-                read |= {v: max(at, read.get(v, at)) for v in memory}
-                written |= {v: at for v, writing in memory.items() if writing}
+                mentioned |= {v: max(end, mentioned.get(v, 0)) for v in names}
+                used |= {v: max(end, used.get(v, 0)) for v in memory}
+                written |= {v: end for v, writing in memory.items() if writing}
                 before = []
                 if isinstance(step, Join):
                     owner |= dict.fromkeys(step.parts, owner.get(step.whole, step.whole))
     return slots
+
+
+def _put(new: _Slot, slots: list[_Slot], first: int, made: int) -> int:
+    """Put ``new`` into the earliest slot from ``first`` on that has its forms, else into the earliest that takes it, if
+    the ``made`` bytes of its results have room from there on; else after all. Returns how many slots run up to it."""
+    reached = takewhile(lambda k: slots[k].room >= made, range(len(slots) - 1, first - 1, -1))
+    fitting = [k for k in reached if slots[k].takes(new, last=k == len(slots) - 1)] if new.forms else []
+    if not fitting:
+        slots.append(new)
+        return len(slots)
+    at = min(fitting, key=lambda k: (not new.forms <= slots[k].forms, k))
+    slots[at].add(new)
+    for slot in slots[at:]:
+        slot.room -= made
+    return at + 1
 
 
 def _forms(kernel: Kernel | None) -> set[Hashable]:

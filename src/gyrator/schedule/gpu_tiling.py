@@ -110,14 +110,14 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     large = points >= 64 * FEW_PROGRAMS and not scans and any(power(at_most(a.extent)) > each for a in walk.rows)
     columns = crossed and (large or _walks_columns(walk))
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
-    longest = max(power(at_most(a.extent)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
+        longest = max(power(at_most(a.extent)) for a in whole)
         if mixed:
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
             pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else pairs
-            if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
+            if any(map(_sorts, walk.rows.values())):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif crossed and not columns:
                 tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
@@ -234,14 +234,13 @@ def _looped_columns(row: int, points: int, *, again: bool) -> list[tuple[int, in
 
 
 def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
-    length = at_most(axis.extent)
+    length, again = at_most(axis.extent), _read_again(axis, loops)
     if length is None:
         return False
-    if columns and not any("sort" in carry.kind for loop in loops for carry in loop.carries):
-        return power(length) <= (WHOLE_COLUMN_AGAIN if _read_again(axis, loops) else WHOLE_COLUMN)
+    if columns and not _sorts(loops):
+        return power(length) <= (WHOLE_COLUMN_AGAIN if again else WHOLE_COLUMN)
     if any(_scans(loop) for loop in loops):
         return length <= WHOLE_SCAN
-    again = _read_again(axis, loops)
     return power(length) * max(again, 1) <= (WHOLE_ROW if again else WHOLE_SUM)
 
 
@@ -312,6 +311,10 @@ def _sums(loop: Loop) -> int:
 
 def _scans(loop: Loop) -> bool:
     return any(isinstance(s, Update) and s.running for s in loop.body)
+
+
+def _sorts(loops: tuple[Loop, ...]) -> bool:
+    return any("sort" in carry.kind for loop in loops for carry in loop.carries)
 
 
 def power(n: int | None) -> int:
