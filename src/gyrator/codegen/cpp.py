@@ -121,9 +121,9 @@ class Loops(Expressions):
                     self._attend(item)
 
     @contextmanager
-    def _nested(self, *loops: Loop) -> Iterator[Block]:
-        """A block one level further in, the body of ``loops``; what is hoisted out lands before its head."""
-        inner = Block(len(self.blocks), extents=tuple([loop.axis.extent for loop in loops]))
+    def _nested(self, *loops: Loop, head: str = "{") -> Iterator[Block]:
+        """A block one level further in, the body of ``loops``; what is hoisted out lands before its ``head``."""
+        inner = Block(len(self.blocks), head=head, extents=tuple([loop.axis.extent for loop in loops]))
         if loops:
             inner.writes = tree.written(loops[-1].body)
             inner.skippable = not all(is_nonnegative(extent - 1) for extent in inner.extents)
@@ -230,8 +230,7 @@ class Loops(Expressions):
             self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
             groups = (Axis("group", ends.shape[0]),)
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")
-        with self._nested() as region:
-            region.head = f"#pragma omp parallel num_threads({team})\n{{"
+        with self._nested(head=f"#pragma omp parallel num_threads({team})\n{{") as region:
             region.writes, region.by_team = tree.written((outer,)), True
             kind = ", ".join([type_name(contract.left.value.dtype), *(str(blocks[b]) for b in ("MR", "V", "TAIL"))])
             packed = "true" if blocks.get("PACKED") else "false"
@@ -335,8 +334,7 @@ class Loops(Expressions):
         widths = ", ".join([keys, *(self.index(view.shape[3]).text for view in (query, value))])
         self.emit(f"const gy::RowTiles {tiles}({sizes});")
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {keys} * {blocks['ROWS']});")
-        with self._nested() as region:
-            region.head = f"#pragma omp parallel num_threads({team})\n{{"
+        with self._nested(head=f"#pragma omp parallel num_threads({team})\n{{") as region:
             region.by_team = True
             kind = ", ".join([type_name(query.value.dtype), *map(str, blocks.values())])
             self.emit(f"const gy::Range {mine} = {tiles}.share_{'keys' if backward else 'tiles'}();")
@@ -407,8 +405,7 @@ class Loops(Expressions):
         self.emit(f"const int {team} = gy::team_size(threads, {steps}, {inner.grain});")
         shared = [self._declare(c, outer, per_thread=team) for c in outer.carries]
         guard = "" if is_nonnegative(total - 1) else f"if ({steps} > 0)\n"
-        with self._nested() as region:
-            region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
+        with self._nested(head=f"{guard}#pragma omp parallel num_threads({team})\n{{") as region:
             region.writes, region.by_team = tree.written(outer.body), True
             self._scratch(outer)
             self.emit(f"const gy::Range {mine} = gy::share({steps});")
