@@ -284,6 +284,17 @@ def test_what_functions_read_may_be_tables_of_any_layout() -> None:
     torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*given))
 
 
+def test_functions_may_read_parts_of_tables_and_one_of_several_results() -> None:
+    bias = torch.randn(4, 8)
+
+    def parts(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[1:, :3][h % 3, j % 3] + bias[..., 0][h] + torch.max(bias, 1)[0][h] + bias[None][0][h, 1]
+
+    given, fn = tensors((2, 4, 40, 16), (2, 4, 40, 16)), flexible(parts, None)
+    gyrator.reset()
+    torch.testing.assert_close(torch.compile(fn, backend="gyrator", fullgraph=True)(*given), fn(*given))
+
+
 def test_lists_of_long_integers_are_for_the_operators_that_define_it() -> None:
     made = create_block_mask(below, None, None, 80, 80, device="cpu", BLOCK_SIZE=16)
     lists = [x.long() for x in (made.kv_num_blocks, made.kv_indices)]

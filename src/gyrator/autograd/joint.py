@@ -205,7 +205,7 @@ class _Runner(Interpreter):
                 return self._checkpoint(args[0], args[1:])
             if name == "flex_attention":
                 return attention(self._recorder, partial(self._inline, region=self._region, of_scores=True), args)
-        if target is operator.getitem and self._of_scores:
+        if target is operator.getitem and self._of_scores and pytree.tree_any(lambda p: isinstance(p, Tensor), args[1]):
             return index(args[0], args[1])
         if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
