@@ -379,7 +379,7 @@ class _Wrapper:
         for size in extern.scalars:
             texts = [(f"{where}.shape", value.shape) for value, where in found.items()]
             texts += [(f"{where}.stride()", value.strides) for value, where in found.items()]
-            places = [f"{text}[{numbers.index(size.index())}]" for text, numbers in texts if size.index() in numbers]
+            places = [f"{text}[{sizes.index(size.index())}]" for text, sizes in texts if size.index() in sizes]
             at = places[0] if places else left.pop(0)
             low = None if size.lo <= (0 if places else UNBOUNDED) else size.lo
             if (low, size.hi) != (None, None):
