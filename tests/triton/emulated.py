@@ -201,7 +201,8 @@ class EmulatedRuntime:
                 run_kernel(tree, {p.value.name: memory[n] for n, p in zip(pointers, tree.params, strict=False)}, sizes)
             elif count:
                 before = {name: tensor.clone().view(torch.uint8) for name, tensor in memory.items()}
-                copies = {name: tensor.clone() for name, tensor in memory.items()}
+                one = {(t.data_ptr(), t.dtype, t.shape): t.clone() for t in memory.values()}  # in place: by two names
+                copies = {name: one[t.data_ptr(), t.dtype, t.shape] for name, t in memory.items()}
                 self._worker.run(kernel, copies, sizes, config)
                 for p in kernel.params:  # what the kernel writes by two names may lie in turns, as parts within a whole
                     if isinstance(p, Pointer) and p.written:

@@ -285,6 +285,20 @@ def test_sums_over_rows_and_columns_of_the_same_tensors_read_them_once(interpret
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_rows_past_those_of_a_tile_are_left_to_the_programs_whose_they_are(interpreter: Worker) -> None:
+    """Results take the memory of gradients, 65 programs the rows in turns, of tiles of 4: some rows would be read when
+    they are results."""
+
+    def backward(g: Tensor, x: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        return layer_norm_backward(g @ m, x, w)
+
+    args = [floats(1043, 64), floats(1043, 64).sin(), floats(64), floats(64, 64)]
+    plan = gpu_plan(on_gpu(lowered(backward, *args).program))
+    assert any(param.alias for param in plan.kernels[0].params)
+    for got, wanted in zip(run_plan(plan, args, launch=runner(interpreter)), backward(*args), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+
+
 def test_rows_of_several_dimensions_are_run_through_in_one_loop(interpreter: Worker) -> None:
     """Blocks of rows do not end within the inner dimension, so that a block is one loop."""
 

@@ -510,8 +510,9 @@ class Printer(Expressions):
             number = f"tl.cast({name}, tl.int64)" if self.tiling.wide else name
             self.bind(loop.axis, Term(number, self.block.depth, name=True))
             for axis in extent.axes:
-                ok = Term(f"{name} < {extent.text}", self.block.depth, extent.axes)
-                self.bounds = {**known, axis: self.named(ok, f"{name}_ok")}
+                text = f"{name} < {extent.text}"  # past the end of the axis are rows of other programs
+                text = f"({text}) & {known[axis].operand}" if axis in known else text
+                self.bounds = {**known, axis: self.named(Term(text, self.block.depth, extent.axes), f"{name}_ok")}
             self.body(loop.body)
         self.bounds = known
 
