@@ -48,6 +48,13 @@ def quantised_blocks(x: Tensor) -> Tensor:
     return (blocks / (blocks.abs().amax(-1, keepdim=True) / 448)).flatten(-2).to(torch.float8_e4m3fn)
 
 
+def render_weights(density: Tensor, step: Tensor) -> Tensor:
+    """How much each sample along a ray adds to its colour (NeRF)."""
+    passed = torch.exp(-density.relu() * step)
+    reached = torch.cumprod(F.pad(passed[:, :-1] + 1e-10, (1, 0), value=1.0), -1)
+    return (1 - passed) * reached
+
+
 def mean_by_index(i: Tensor, x: Tensor) -> Tensor:
     start = torch.zeros(4096, x.shape[1], device=x.device)
     return start.scatter_reduce(0, i[:, None].expand_as(x), x, "mean", include_self=False)
@@ -295,6 +302,9 @@ SNIPPETS: dict[str, Snippet] = {
     "cumprod_rows": (lambda a: a.cumprod(-1), "f32[4096,4096]"),
     "cummax_rows": (lambda a: a.cummax(-1), "f32[4096,4096]"),
     "logcumsumexp": (lambda a: a.logcumsumexp(-1), "f32[4096,4096]"),
+    "exp_cumsum": (lambda a: a.exp().cumsum(-1).log(), "f32[4096,4096]"),
+    "exp_cummax": (lambda a: a.exp().cummax(-1)[0], "f32[4096,4096]"),
+    "render_weights": (render_weights, "f32[131072,128] f32[131072,128]"),
     "standardize": (lambda a: (a - a.mean()) / a.std(), "f32[4096,4096]"),
     "std_cols_norm": (lambda a: (a - a.mean(0)) / a.std(0), "f32[4096,4096]"),
     "sum_mid": (lambda a: a.view(16, 256, 4096).sum(1), "f32[4096,4096]"),
@@ -388,6 +398,11 @@ SNIPPETS: dict[str, Snippet] = {
     "pairwise_l1": (lambda a, b: (a[:, None] - b[None]).abs().sum(-1), "f32[512,64] f32[512,64]"),
     "matvec": (lambda a, v: a @ v, "bf16[8192,4096] bf16[4096]"),
     "vecmat": (lambda a, v: v @ a, "bf16[8192,4096] bf16[8192]"),
+    "tiny_covariance": (lambda r, s: (r * s[:, None]) @ (r * s[:, None]).mT, "f32[1048576,3,3] f32[1048576,3]"),
+    "tiny_poses": (lambda a, b: a @ b, "f32[1048576,4,4] f32[1048576,4,4]"),
+    "tiny_dct": (lambda x, d: d @ x.unfold(1, 8, 8).unfold(2, 8, 8) @ d.t(), "f32[192,256,256] f32[8,8]"),
+    "tiny_turn": (lambda x, r, t: torch.addmm(t, x, r), "f32[8388608,3] f32[3,3] f32[3]"),
+    "g_tiny_covariance": (lambda r, s: (r * s[:, None]) @ (r * s[:, None]).mT, "f32[1048576,3,3]* f32[1048576,3]*"),
     "bmm_small": (lambda a, b: a @ b, "f32[65536,8,8] f32[65536,8,8]"),
     "outer_sum": (lambda a, b: torch.einsum("bi,bj->ij", a, b), "f32[64,4096] f32[64,4096]"),
     "einsum_bhqk": (
@@ -493,6 +508,9 @@ SNIPPETS: dict[str, Snippet] = {
     "g_maxpool": (lambda a: F.max_pool2d(a, 3, 2, 1), "f32[32,64,128,128]*"),
     "g_avgpool": (lambda a: F.avg_pool2d(a, 3, 2, 1), "f32[32,64,128,128]*"),
     "g_up_bilinear": (lambda a: F.interpolate(a, scale_factor=2, mode="bilinear"), "f32[16,32,128,128]*"),
+    "g_up_bicubic": (lambda a: F.interpolate(a, scale_factor=2, mode="bicubic"), "f32[16,32,128,128]*"),
+    "g_up_linear": (lambda a: F.interpolate(a, scale_factor=1.5, mode="linear"), "f32[64,256,1024]*"),
+    "g_up_trilinear": (lambda a: F.interpolate(a, scale_factor=2, mode="trilinear"), "f32[4,32,16,64,64]*"),
     "g_up_nearest": (lambda a: F.interpolate(a, scale_factor=2), "f32[16,32,128,128]*"),
     "g_pad_reflect": (lambda a: F.pad(a, (3, 3, 3, 3), mode="reflect"), "f32[32,32,128,128]*"),
     "g_grid_sample": (lambda a, g: F.grid_sample(a, g, align_corners=False), "f32[16,16,256,256]* f32[16,256,256,2]"),

@@ -36,7 +36,7 @@ def test_bfloat16_silu_is_computed_in_float32_and_rounded_once() -> None:
 
 
 WHOLE: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
-    ("addmm.default", F.linear, (torch.randn(2, 3), torch.randn(4, 3), torch.randn(4))),
+    ("addmm.default", F.linear, (torch.randn(2, 3), torch.randn(5, 3), torch.randn(5))),
     ("convolution.default", F.conv2d, (torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3))),
     ("sort.default", torch.sort, (torch.randn(5),)),
     ("var_mean.correction", torch.var_mean, (torch.randn(5),)),
@@ -189,13 +189,24 @@ def by_elements(left: Tensor, right: Tensor, device: str, *bias: Tensor) -> bool
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_products_with_a_side_of_one_are_by_elements_where_what_is_summed_lies_together(device: str) -> None:
-    row, column, weights = torch.ones(1, 8), torch.ones(8, 1), torch.ones(4, 8)
+    row, column, weights = torch.ones(1, 16), torch.ones(16, 1), torch.ones(4, 16)
     assert by_elements(row, weights.t(), device) and by_elements(row, weights.t(), device, torch.ones(4))
     assert by_elements(weights, column, device) and by_elements(column, row, device)
-    assert by_elements(row.expand(3, 1, 8), weights.expand(3, 4, 8).mT, device)
-    assert not by_elements(row, torch.ones(8, 4), device) and not by_elements(weights, weights.t(), device)
-    assert not by_elements(torch.ones(8, 4).t(), column, device)
-    assert by_elements(torch.ones(3, 8, 4).mT, column.expand(3, 8, 1), device) == (device == "cpu")
+    assert by_elements(row.expand(3, 1, 16), weights.expand(3, 4, 16).mT, device)
+    assert not by_elements(row, torch.ones(16, 4), device) and not by_elements(weights, weights.t(), device)
+    assert not by_elements(torch.ones(16, 4).t(), column, device)
+    assert by_elements(torch.ones(3, 16, 4).mT, column.expand(3, 16, 1), device) == (device == "cpu")
+
+
+@pytest.mark.parametrize(("device", "most"), [("cuda", 12), ("cpu", 4)])
+def test_products_of_tiny_matrices_are_by_elements(device: str, most: int) -> None:
+    square, row = torch.ones(5, most, most), torch.ones(5, most, most + 1)
+    assert by_elements(square, square.mT, device) and by_elements(square[0], square[0], device)
+    assert by_elements(torch.ones(100, most), square[0], device, torch.ones(most))
+    assert not by_elements(square, row, device) and not by_elements(row, row.mT, device)
+    assert not by_elements(square.int(), square.int(), device) and not by_elements(
+        square[:, :, :0], square[:, :0], device
+    )
 
 
 def test_long_sums_of_32_bits_stay_whole_on_a_processor() -> None:
