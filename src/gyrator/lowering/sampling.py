@@ -161,8 +161,8 @@ def _backward(
     aligned, factors = (False, options) if taps == 1 else (options[0], options[1:])
     sizes = _resized(out.shape, grad.shape, factors, doubled=doubled and out.device.type == "cpu", aligned=aligned)
     wide = out.with_dtype(compute_dtype(out.dtype))
-    for dim in range(grad.rank - 1, 1, -1):  # the last sum is that of dimension 2
-        made = out if dim == 2 else wide.with_shape((*grad.shape[:dim], *out.shape[dim:]))
+    for dim in range(2, grad.rank):  # rows of memory are walked last, when fewer elements are left
+        made = out if dim == grad.rank - 1 else wide.with_shape((*out.shape[: dim + 1], *grad.shape[dim + 1 :]))
         grad = _summed(b, made, grad, dim, sizes[dim - 2], taps, part)
     return grad
 
