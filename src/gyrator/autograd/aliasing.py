@@ -84,12 +84,6 @@ class Program:
     autocast: bool = False
 
 
-def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """`Program.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
-    tensors = [(position, value) for position, value in enumerate(inputs) if isinstance(value, Tensor)]
-    return tuple((k, int(tensor.storage_offset())) for k, tensor in tensors if recorder.alias_of(tensor).root.pinned)
-
-
 class _Results:
     """The results collected so far, each tensor once. Mutable, and private to one call of `describe_outputs`."""
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Program, Result, describe_outputs, pinned_offsets
+from gyrator.autograd.aliasing import Program, Result, describe_outputs
 from gyrator.autograd.attention import Kinds, Masks
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
@@ -83,20 +82,18 @@ def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, 
         build.origin = {}
         program, results = describe_outputs(recorder, arguments, before, outputs)
         tracked = {k: r.tensor for k, r in enumerate(results) if r.tensor is not None and r.tensor.requires_grad}
-        gradients: tuple[int, ...] = ()
-        nodes: list[Node | None] = [result.node for result in results]
-        if tracked:
-            gradients, gradient_nodes = _backward(runner, recorder, leaves, [*tracked.values()])
-            nodes += gradient_nodes
-        build.graph.output(tuple(nodes))
+        gradients = _backward(runner, recorder, leaves, [*tracked.values()]) if tracked else {}
+        build.graph.output((*[result.node for result in results], *gradients.values()))
+        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        pinned = [(at, leaf.storage_offset()) for at, leaf in tensors if recorder.alias_of(leaf).root.pinned]
         program = replace(
             program,
-            offsets=pinned_offsets(recorder, leaves),
+            offsets=tuple((at, int(offset)) for at, offset in pinned),  # a symbolic one becomes a guarded number
             constants=tuple(value for _, value in recorder.constants),
             grad_mode=torch.is_grad_enabled(),
             autocast=torch_compat.autocast_enabled(),
         )
-    return Joint(build, program, results, tuple(tracked), gradients)
+    return Joint(build, program, results, tuple(tracked), tuple(gradients))
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
@@ -137,9 +134,9 @@ class _Fresh(torch.autograd.Function):
 
 def _backward(
     runner: "_Runner", recorder: Recorder, leaves: Sequence[Any], results: Sequence[Tensor]
-) -> tuple[tuple[int, ...], list[Node | None]]:
-    """Runs backward from new tangents of `results`; positions of inputs with gradients (all that require grad, if none
-    has one: then results do too), and the gradients' nodes."""
+) -> Mapping[int, Node | None]:
+    """Runs backward from new tangents of `results`; the gradients' nodes by the position of the input, of inputs that
+    have one (all that require grad, if none has one: then results do too)."""
     tangents = [torch.empty_strided(r.shape, tangent_strides(r), dtype=r.dtype, device=r.device) for r in results]
     for number, tangent in enumerate(tangents):
         recorder.add_tangent(f"tangent_{number}", tangent)
@@ -152,7 +149,7 @@ def _backward(
     if [root.generation for root in roots] != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     found = {at: recorder.node_of(g) for at, g in zip(wanted, gradients, strict=True) if g is not None}
-    return tuple(found or wanted), [*found.values()] or [None] * len(wanted)
+    return found or dict.fromkeys(wanted)
 
 
 class _Runner(Interpreter):
@@ -165,9 +162,7 @@ class _Runner(Interpreter):
         self._constants: dict[str, Tensor] = {}
         self._region: Meta = {}
         self._of_scores = False
-        self._regions = count()
         self.to_join: Mapping[Node, tuple[Node, ...]] = {}
-        self._joined: dict[Node, Tensor] = {}
 
     def run_node(self, node: Node) -> Any:
         """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
@@ -176,9 +171,8 @@ class _Runner(Interpreter):
             self._recorder.build.origin = origin
             self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
         if node in self.to_join:
-            self._joined |= joined(self.to_join[node], self.env)
-        if node in self._joined:
-            return self._joined.pop(node)
+            self.env |= joined(self.to_join[node], self.env)  # nodes that have a value there are not run
+            return self.env[node]
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         if self._fuses and isinstance(value, Tensor):
             attended = attend(node, self.env, value, self._masks, self._attention)
@@ -224,7 +218,7 @@ class _Runner(Interpreter):
 
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
         """A region that backward computes again; where a policy decides, it is asked for each operator."""
-        region = {**self._region, "region": next(self._regions), "repeated": True}
+        region = {**self._region, "region": len(self._made), "repeated": True}
         outer, self._recorder.policy = self._recorder.policy, torch_compat.checkpoint_policy(body)
         value = self._inline(body, args, region)
         self._recorder.policy = outer
@@ -233,8 +227,7 @@ class _Runner(Interpreter):
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         """Runs a body in the place of its call; one `of_scores`, a function of one attention score, is under vmap."""
         inner = _Runner(body, self._recorder, self._masks, fuses=self._fuses and not of_scores)
-        inner._made, inner._regions = self._made, self._regions
-        inner._region, inner._of_scores = region, of_scores
+        inner._made, inner._region, inner._of_scores = self._made, region, of_scores
         return inner.run(*args)
 
     def get_attr(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
