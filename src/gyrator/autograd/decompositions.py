@@ -76,11 +76,10 @@ _FROM_TORCH = (
 ).split()
 
 
-_NAN_TO_NUM: Decomposition = get_decompositions([aten.nan_to_num])[aten.nan_to_num.default]
-_LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
+_PARTLY = overloads("nan_to_num linspace linalg_vector_norm embedding_dense_backward")
+_TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
+_NAN_TO_NUM, _LINSPACE, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
-_NORM: Decomposition = get_decompositions([aten.linalg_vector_norm])[aten.linalg_vector_norm.default]
-_EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -147,8 +146,7 @@ def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return out.to(x.dtype), *statistics
 
 
-_TORCHS: Mapping[Any, Decomposition] = get_decompositions(WITH_STATISTICS)
-NORMS = {op: partial(_of_wide, norm) for op, norm in _TORCHS.items()}
+NORMS = {op: partial(_of_wide, _TORCHS[op]) for op in WITH_STATISTICS}
 
 
 def _in_float32(x: Tensor) -> bool:
@@ -234,10 +232,10 @@ def _thin(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
         return NotImplemented
     if short and not single:
         pairs = zip(_widen(a).unbind(-1), _widen(b).unbind(-2), strict=True)
-        terms = [column.unsqueeze(-1) * row.unsqueeze(-2) for column, row in pairs]
-        return with_bias(reduce(torch.add, terms), bias, alpha, beta).to(a.dtype)
-    product = _widen(a) * (_widen(b) if single else _widen(b).mT)
-    total = product if single else product.sum(-1, keepdim=True) if column else product.sum(-1).unsqueeze(-2)
+        total = reduce(torch.add, [column.unsqueeze(-1) * row.unsqueeze(-2) for column, row in pairs])
+    else:
+        product = _widen(a) * (_widen(b) if single else _widen(b).mT)
+        total = product if single else product.sum(-1, keepdim=True) if column else product.sum(-1).unsqueeze(-2)
     return with_bias(total, bias, alpha, beta).to(a.dtype)
 
 
@@ -318,7 +316,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **NORMS,
-    **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
+    **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
