@@ -56,10 +56,10 @@ class GraphBuilder:
             value = self.results.call(op, values_of(args), values_of(kwargs))
         return self.append(op, args, kwargs, value)
 
-    def body(self, graph: Graph, bodies: dict[str, GraphModule]) -> Node:
-        """A node that stands for a graph, an argument of a higher-order operator."""
+    def body(self, build: "GraphBuilder") -> Node:
+        """A node that stands for the graph that another one built, an argument of a higher-order operator."""
         name = f"body_{len(self.bodies)}"
-        self.bodies[name] = GraphModule(dict(bodies), graph)
+        self.bodies[name] = GraphModule(dict(build.bodies), build.graph)
         node = self.graph.create_node("get_attr", name)
         node.meta["val"] = None
         return node

@@ -58,8 +58,7 @@ class _Pass:
                 new.graph.output(map_arg(node.args[0], nodes.__getitem__))
             elif node.op == "get_attr":
                 body = bodies[node.target]
-                inner = self._inner(keep_numbers=False)
-                nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
+                nodes[node] = new.body(self._inner(keep_numbers=False).run(body.graph, dict(body.named_children())))
             else:
                 nodes[node] = new.graph.node_copy(node)
                 new.symbols.bind(node.meta["val"], nodes[node])

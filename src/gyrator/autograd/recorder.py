@@ -71,8 +71,7 @@ class Recorder(TorchDispatchMode):
         self.metadata_changes: list[tuple[Tensor, View]] = []
         self.moves: dict[int, tuple[Tensor, Root]] = {}
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
-        self._last_input: Node | None = None
-        self._inputs = 0
+        self._inputs: list[Node] = []
 
     def __torch_dispatch__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is torch.ops.prim.device.default:
@@ -110,8 +109,8 @@ class Recorder(TorchDispatchMode):
 
     def add_input(self, name: str, value: Any, position: int | None = None) -> None:
         """A placeholder for `value`; a tensor becomes a root."""
-        node = self._last_input = self.build.placeholder(name, value)
-        self._inputs += 1
+        node = self.build.placeholder(name, value)
+        self._inputs.append(node)
         if isinstance(value, Tensor):
             self._bind(value, new_root(node, value, position))
 
@@ -122,9 +121,9 @@ class Recorder(TorchDispatchMode):
     def add_constant(self, value: Tensor, fake: Tensor, *, literal: bool = False) -> None:
         """A tensor that the program holds itself: an input that the runtime supplies. Of a `literal`
         (`torch.tensor([1, 2])` in the program) each run has a new one: a write to it stays inside."""
-        anchor, graph = self._last_input, self.build.graph
-        with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
-            self.add_input(f"constant_{len(self.constants)}", fake, None if literal else self._inputs)
+        given, graph = self._inputs, self.build.graph
+        with graph.inserting_after(given[-1]) if given else graph.inserting_before():
+            self.add_input(f"constant_{len(self.constants)}", fake, None if literal else len(given))
         self.constants.append((self.alias_of(fake).root, value))
 
     def share(self, tensor: Tensor, source: Tensor) -> None:
@@ -219,7 +218,7 @@ class Recorder(TorchDispatchMode):
                     self.build.symbols.bind(item, self.alias_of(item).node)
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
-        source, *others = args
+        source = args[0]
         if isinstance(source, complex):  # derivatives take the conjugate of a number of the program
             self._define(aten.scalar_tensor.default, (source.conjugate(),), {"dtype": out.dtype}, out, None)
             return
@@ -231,10 +230,8 @@ class Recorder(TorchDispatchMode):
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
-        view = View(func, tuple(others), dict(kwargs), tracks_grad=torch.is_grad_enabled())
-        node = read(parent, self.build)
-        if func not in IDENTITY_VIEWS:
-            node = self._append(func, (node, *others), kwargs, out)
+        view = View(func, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
+        node = read(parent, self.build) if func in IDENTITY_VIEWS else self._append(func, args, kwargs, out)
         if isinstance(out, Tensor):
             self._bind(out, Alias(parent.root, parent, view, node))
             return
@@ -242,13 +239,11 @@ class Recorder(TorchDispatchMode):
             self._bind(item, Alias(parent.root, parent, replace(view, index=index), self.build.result(node, index)))
 
     def _metadata(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
-        target, *others = args
-        op, parent = behaviour(func).functional, self.alias_of(target)
+        op, parent = behaviour(func).functional, self.alias_of(args[0])
         assert op is not None
-        view = View(op, tuple(others), dict(kwargs), tracks_grad=torch.is_grad_enabled())
-        self.metadata_changes.append((target, replace(view, op=func)))
-        node = self._append(view.op, (read(parent, self.build), *others), kwargs, target)
-        self._bind(target, Alias(parent.root, parent, view, node))
+        view = View(op, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
+        self.metadata_changes.append((args[0], replace(view, op=func)))
+        self._bind(args[0], Alias(parent.root, parent, view, self._append(op, args, kwargs, args[0])))
 
     def _writes(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         how = behaviour(func)
@@ -349,7 +344,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedOperator(name, "its body holds a tensor")
         results = recorder.node_of(out)
         build.graph.output(tuple(results) if isinstance(results, list) else results)
-        return self.build.body(build.graph, build.bodies)
+        return self.build.body(build)
 
 
 _LEGIT = aten._native_batch_norm_legit
