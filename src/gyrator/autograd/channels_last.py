@@ -101,10 +101,9 @@ def _across_rows(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _gains(node: Node) -> bool:
-    positions = _IMAGES.get(node.target) if isinstance(node.target, OpOverload) else None
-    if positions is None:
+    if node.target not in _IMAGES:
         return False
-    first = positions[-1]
+    first = _IMAGES[node.target][-1]
     image, filters = values_of(node.args[first : first + 2])
     transposed, groups = node.args[first + 6], node.args[first + 8]
     if image.ndim != 4 or not image.is_floating_point() or image.dtype == torch.float64:
@@ -201,15 +200,13 @@ class _Rewriter:
     def _restored(self, user: Node, node: Node, before: Tensor) -> Node:
         if _is_contiguous(before):
             return self._copy(user, node, torch.contiguous_format)
-        found = self._copies.get((node, None))
-        if found is None:
+        if (node, None) not in self._copies:
             order = _order(before)
             back = sorted(range(len(order)), key=order.__getitem__)
-            found = self._before(user, node, aten.permute.default, (node, order))
-            found = self._before(user, node, aten.clone.default, (found,), torch.contiguous_format)
-            found = self._before(user, node, aten.permute.default, (found, back))
-            self._copies[node, None] = found
-        return found
+            turned = self._before(user, node, aten.permute.default, (node, order))
+            dense = self._before(user, node, aten.clone.default, (turned,), torch.contiguous_format)
+            self._copies[node, None] = self._before(user, node, aten.permute.default, (dense, back))
+        return self._copies[node, None]
 
     def _copy(self, user: Node, node: Node, layout: memory_format) -> Node:
         if (node, layout) not in self._copies:

@@ -95,8 +95,6 @@ class FakeResults:
 def _apart(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The results of a pure operator; new ones for those that torch states to be an operand, as of dropout in eval."""
     out = function(*args, **kwargs)
-    if not any(y is x for y in tree_leaves(out) for x in args if isinstance(x, Tensor)):
-        return out
     return tree_map_only(Tensor, lambda y: torch.empty_like(y) if any(y is x for x in args) else y, out)
 
 

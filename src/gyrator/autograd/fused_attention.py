@@ -58,8 +58,8 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         scores = query.to(dtype) @ key.to(dtype).mT * scale
         places = [torch.arange(size, device=query.device) for size in scores.shape]
-        scores = _mapped(call, score_mod, scores, places, score_reads)
-        scores = torch.where(_mapped(call, mask[-1], None, places, mask_reads), scores, -math.inf)
+        scores = _mapped(call, score_mod, [scores], places, score_reads)
+        scores = torch.where(_mapped(call, mask[-1], [], places, mask_reads), scores, -math.inf)
         # Rows without any score would be nan: they count as zeros, and what comes of them is replaced.
         empty = (scores == -math.inf).all(-1)
         filled = scores.masked_fill(empty[..., None], 0.0)
@@ -138,17 +138,16 @@ def reads_of(args: Sequence[Any]) -> list[list[Any]]:
     return [[*reads] for reads in (*args[7:9], (), ())[:2]]
 
 
-def _mapped(call: Call, function: Any, scores: Tensor | None, places: Sequence[Tensor], reads: list[Any]) -> Tensor:
-    """`function(score, b, h, i, j, *reads)` for every score, or without scores for every place."""
+def _mapped(call: Call, function: Any, scores: list[Tensor], places: Sequence[Tensor], reads: list[Any]) -> Tensor:
+    """`function(score, b, h, i, j, *reads)` for every score, or without `scores`, a list of one, for every place."""
 
     def one(*given: Any) -> Any:
         return call(function, given)
 
-    first = () if scores is None else (scores,)
     for place in (3, 2, 1, 0):  # the innermost vmap runs over keys, the outermost over the batch
         dims = [0 if k == place else None for k in range(4)]
-        one = torch.vmap(one, in_dims=(*[0 for _ in first], *dims, *[None for _ in reads]))
-    return one(*first, *places, *reads)
+        one = torch.vmap(one, in_dims=(*[0 for _ in scores], *dims, *[None for _ in reads]))
+    return one(*scores, *places, *reads)
 
 
 def _like_query(x: Tensor, query: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ def from_json(data: Mapping[str, Any], calls: Sequence[BoxedCallable]) -> Traced
     Raises: KeyError, TypeError, ValueError, AttributeError for a text of another version, or without its operators."""
     program: Program = _decode(data["program"])
     if data["halves"] is None:
-        (run,) = calls
-        return Traced(program, run)
+        return Traced(program, *calls)
     forward, backward = calls
     halves = {name: _decode(value) for name, value in data["halves"].items()}
     return Traced(program, Differentiable(forward, backward, **halves))

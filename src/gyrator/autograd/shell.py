@@ -30,24 +30,23 @@ _NUMBERS = count()
 def make_shell(program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> Callable[..., Any]:
     """The callable that the user calls. `run` takes the list of inputs and constants and returns the results;
     `fallback` is the uncompiled program, for inputs that share memory or begin in it as the trace did not assume."""
-    return _Writer(program, run, fallback).compiled()
+    return _Writer(program, run).compiled(fallback)
 
 
 class _Writer:
     """Writes the shell's source text and the objects that it names."""
 
-    def __init__(self, program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> None:
+    def __init__(self, program: Program, run: BoxedCallable) -> None:
         self._program = program
-        self._fallback = fallback
         self._names: dict[str, Any] = {"run": run}
         self._lines: list[str] = []
 
-    def compiled(self) -> Callable[..., Any]:
+    def compiled(self, fallback: Callable[..., Any]) -> Callable[..., Any]:
         program = self._program
         constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
         given = f"[*args{constants}]"
         call = f"run({given})"
-        surprises, otherwise = self._surprises(given), self._name(self._fallback, "fallback")
+        surprises, otherwise = self._surprises(given), self._name(fallback, "fallback")
         self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")

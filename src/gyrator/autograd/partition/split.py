@@ -48,8 +48,8 @@ def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     primals = [node for node in saved if node in positions and node not in joint.updated]
     numbers = _numbers(joint, set(saved))
     forward, kept = _forward_graph(joint, values, numbers)
-    handed = {**dict(zip(values, kept, strict=True)), **{node: node for node in (*numbers, *primals)}}
-    backward = _backward_graph(joint, {node: handed[node] for node in (*numbers, *values, *primals)})
+    handed = zip((*numbers, *values, *primals), (*numbers, *kept, *primals), strict=True)
+    backward = _backward_graph(joint, dict(handed))
     inputs = backward.find_nodes(op="placeholder")
     tangents = tuple(inputs[len(inputs) - len(joint.tangents) :])
     named = tuple(str(expression(node.meta["val"])) for node in numbers)
