@@ -140,17 +140,12 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 if not names[memory]:
                     del names[memory]
                     total -= size_of(memory)
-            case _ if runs(step):
+            case _ if not isinstance(step, Allocate | Free):
                 new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
                 first |= zip(new, new, strict=True)
                 names.update(new)
                 total += sum(map(size_of, new))
                 yield total, names.keys()
-
-
-def runs(step: Step) -> bool:
-    """Whether a step does something, and so is one that :func:`held` tells of."""
-    return isinstance(step, Launch | Call | Copy | Join)
 
 
 def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:

@@ -14,7 +14,7 @@ from math import inf
 from gyrator.ir.expr import Value
 from gyrator.ir.volume import bytes_of
 from gyrator.schedule.overlay import guests
-from gyrator.schedule.plan import Allocate, Free, Plan, Step, held, runs
+from gyrator.schedule.plan import Allocate, Free, Plan, Step, held
 
 MOST_WAITING = 1 << 20
 """Bytes by which the peak may rise; torch's allocator takes two such blocks at once from the driver."""
@@ -31,7 +31,7 @@ def reuse(plan: Plan) -> Plan:
         ended[guest.end].append(guest.value)
     totals = [total for total, _ in held(plan, bytes_of)]
     rooms = iter([max(totals, default=0) + MOST_WAITING - total for total in totals])
-    room = [next(rooms) if runs(step) else inf for step in steps]
+    room = [inf if isinstance(step, Allocate | Free) else next(rooms) for step in steps]
     dead: dict[Hashable, list[Value]] = defaultdict(list)
     found: dict[int, tuple[Step, ...]] = {}
     for at, step in enumerate(steps):
