@@ -12,7 +12,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
-from gyrator.ir.ops import REDUCTIONS, identity
+from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
@@ -140,12 +140,10 @@ class Writer:
         here = [m for m in self.members if m.space == space and self.levels[m.position] == level]
         stages: list[Loop | Stage] = []
         carries: list[Carry] = []
-        sums: list[tuple[str, Value]] = []
         for member in here:
             root = member.nest.root
             if member.down or (isinstance(root, Reduce) and self.shape.style is Style.SHEET):
                 kind, value = _reduced(member)
-                sums.append((kind, value))
                 row = self._row(value, self._part(space))
                 stages.append(Store(*row, cast(self._exprs(member, level)[0], row[0].dtype), SIMPLE[kind]))
             elif isinstance(root, Reduce | Scan):
@@ -158,7 +156,7 @@ class Writer:
             return []
         stages = _stores_last(stages, self._rows.values())
         if self.shape.style is Style.SHEET:
-            return self._sheet(space, stages, sums)
+            return self._sheet(space, stages, [_reduced(m) for m in here if isinstance(m.nest.root, Reduce)])
         in_order = any(_goes_in_order(m.nest.root) for m in here)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not in_order))
 
@@ -256,8 +254,7 @@ class Writer:
         args = self._exprs(member, level)
         if isinstance(root, Reduce):
             return Carry(name, root.kind, results, partial=root.partial), Update(name, args)
-        none = tuple(None for _ in REDUCTIONS[root.kind].results)
-        return Carry(name, root.kind, none), Update(name, args, results)
+        return Carry(name, root.kind, (None,) * len(results)), Update(name, args, results)
 
     def _leaves(self, member: Member, level: int) -> Iterator[Stage]:
         """What an iteration of a member other than a reduction leaves: in scratch rows, in locals, in memory."""
