@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gyrator.ir.expr import IndexValue, Load, Random, Value
+from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations, volume
@@ -124,10 +124,8 @@ def _raw_indices(group: Group) -> list[Index]:
     found: list[Index] = []
     for member in group.members:
         for node in {n for expr in expressions(member.nest.root) for n in expr.walk()}:
-            if isinstance(node, IndexValue | Random):
-                found += [substitute(i, member.at) for i in node.indices()]
-            elif isinstance(node, Load):
-                found += [substitute(i, member.at) for i in node.index if i.indirects()]
+            whole = not isinstance(node, Load)
+            found += [substitute(i, member.at) for i in node.indices() if whole or i.indirects()]
     return found
 
 

@@ -79,10 +79,8 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
     column = _cheaper_column(group, stored, found, column)
-    if column is not None and column.extent.value in (2, 4, 8):
-        beside = _beside(group, column, found)
-        if beside is not None:
-            return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
+    if column is not None and column.extent.value in (2, 4, 8) and (beside := _beside(group, column, found)):
+        return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
     narrow = column is not None and iterations((column,)) <= TINY and all(m.space is not None for m in group.members)
     rows = [a for a in group.outer if not (narrow and a is column)]
     many = bool(rows) and iterations((rows[-1],)) >= 4 * LANES

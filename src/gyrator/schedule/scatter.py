@@ -83,8 +83,7 @@ def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
 def _written_in_place(program: Program) -> set[Value]:
     """Results of scatters of which each takes the memory of the one before, into less than half of it: from an input to
     its new contents, many into one tensor, or from one place of a tensor to another."""
-    nests = [node for node in program.nodes if isinstance(node, Nest)]
-    roots = [(n, n.root) for n in nests if isinstance(n.root, Scatter)]
+    roots = [(n, n.root) for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Scatter)]
     into = {v: r.into for n, r in roots if iterations(n.axes) * 2 <= volume(r.into.shape) for v in defines(n)}
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
     maker = {v: node for node in program.nodes for v in defines(node)}
