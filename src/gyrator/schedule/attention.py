@@ -160,10 +160,8 @@ def _function(
     return body if own.isdisjoint(load.value for load in body.loads()) else None
 
 
-def build_attention(unit: Templated) -> Built:
+def build_attention(call: Extern, attend: Attend, configs: tuple[Config, ...]) -> Built:
     """The kernel of a call of attention."""
-    attend = unit.attend
-    assert attend is not None
     memory: dict[Value, Value] = {}
 
     def param(value: Value, wish: str) -> Value:
@@ -182,11 +180,11 @@ def build_attention(unit: Templated) -> Built:
     results = windows(attend.results, _RESULTS[attend.template])
     stage = replace(attend, operands=operands, lists=lists, functions=functions, results=results)
     on_gpu = operands[0].value.device.type == "cuda"
-    stage = stage if on_gpu else replace(stage, blocks=unit.configs[0].blocks)
+    stage = stage if on_gpu else replace(stage, blocks=configs[0].blocks)
     params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
-    kernel = Kernel(f"attention_{stage.template}", tuple(params), (), (), (stage,), unit.call.origins)
-    tiling = _tiling(stage, unit.configs) if on_gpu else None
-    return Built(replace(named(kernel, str(unit.configs)), tiling=tiling), tuple(params.values()))
+    kernel = Kernel(f"attention_{stage.template}", tuple(params), (), (), (stage,), call.origins)
+    tiling = _tiling(stage, configs) if on_gpu else None
+    return Built(replace(named(kernel, str(configs)), tiling=tiling), tuple(params.values()))
 
 
 def _tiling(stage: Attend, every: Sequence[Config]) -> Tiling | None:

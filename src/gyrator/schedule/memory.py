@@ -100,7 +100,7 @@ class _Planner:
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         if isinstance(unit, Templated) and unit.attend is not None:
             yield from (Allocate(v) for v in unit.call.out if v is not None)
-            yield self._run(build_attention(unit), {}, unit.call.origins)
+            yield self._run(build_attention(unit.call, unit.attend, unit.configs), {}, unit.call.origins)
             return
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
