@@ -43,10 +43,8 @@ def choose_products(
         with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None
         return _without_trial(units, program, with_gpu, with_cpu) if with_gpu or with_cpu else (tuple(units), ())
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
-    for call in [u for u in units if isinstance(u, Extern)]:
-        product = product_of(call)
-        if product is not None:
-            chooser.choose(call, product)
+    for call, product in [(u, p) for u in units if isinstance(u, Extern) and (p := product_of(u)) is not None]:
+        chooser.choose(call, product)
     read = {value for unit in chooser.units for value in uses_of(unit)}
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
@@ -60,10 +58,7 @@ def _without_trial(
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
     shown = shown_values(program)
     made = producers(units, shown, on_gpu=gpu is not None)
-    for call in [u for u in units if isinstance(u, Extern)]:
-        product = product_of(call)
-        if product is None:
-            continue
+    for call, product in [(u, p) for u in units if isinstance(u, Extern) and (p := product_of(u)) is not None]:
         found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
         if gpu is not None:
             configs = few_configs(product, gpu, found) if found or grouped else ()
