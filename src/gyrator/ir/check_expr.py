@@ -5,6 +5,7 @@ number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -26,7 +27,6 @@ class ExprChecker:
     _seen: set[Expr] = field(default_factory=set)
     _guarded: set[Expr] = field(default_factory=set)
     _indices: set[Index] = field(default_factory=set)
-    _in_range: set[tuple[Index, Index]] = field(default_factory=set)
 
     def value(self, expr: Expr, axes: frozenset[Axis], dtype: torch.dtype | None = None) -> None:
         """``expr`` is well formed, uses no axis outside ``axes``, and has ``dtype`` if one is given."""
@@ -63,13 +63,10 @@ class ExprChecker:
             raise RuleBroken(f"{len(index)} coordinates for {value}, which has {len(value.shape)} dimensions")
         if guarded:
             return
-        for position, pair in enumerate(zip(index, value.shape, strict=True)):
-            if pair in self._in_range:
-                continue
-            wrong = _check_range(*pair)
+        for position, (coordinate, extent) in enumerate(zip(index, value.shape, strict=True)):
+            wrong = _check_range(coordinate, extent)
             if wrong is not None:
                 raise RuleBroken(f"coordinate {position} of {value}[{', '.join(map(str, index))}] {wrong}")
-            self._in_range.add(pair)
 
     def _visit(self, expr: Expr, *, guarded: bool) -> None:
         """``guarded``: the node is evaluated only under some mask, so its loads may be out of range."""
@@ -167,6 +164,7 @@ def check_combine(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dty
     return tuple(first if r is None else r for r in row.results)
 
 
+@lru_cache(maxsize=1 << 13)
 def _check_range(c: Index, extent: Index) -> str | None:
     """What is wrong with coordinate ``c`` of a dimension: some iteration is provably outside ``extent``."""
     if not _reaches_its_bounds(c):
