@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
 from gyrator.ir.index import ONE, Index, Size, contiguous_strides, is_less, lower, product, substitute, upper
-from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
+from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, output_values, shown_values, uses
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import bytes_of
@@ -77,8 +77,7 @@ class _Planner:
         self._beside = _beside_largest(program, units, self._life) if overlays else set[Value]()
         collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
         self._sent = {value for call in collectives for value in (*uses_of(call), *defines_of(call))}
-        given = {i.value for i in program.inputs if i.value is not None} | {*program.constants}
-        self._kept = given | self._sent
+        self._kept = self._sent.union(program.constants, (i.value for i in program.inputs if i.value is not None))
         self._outputs = output_values(program.outputs)
         self._updates = {u.value.value: u for u in program.updates if u.value.is_full}
         self._becomes = _becomes(program, self._updates)
@@ -149,10 +148,9 @@ class _Planner:
             return
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
-            others = [m for m in here.group.members if m is not member]
-            read = any(load.value is base for m in others for load in m.loads) or not _reads_where_it_writes(member)
-            shared = any(isinstance(m.nest.root, Scatter) and m.nest.root.into is base for m in others)
-            for step in self._place_new_version(base, value, here.position, read=read or shared):
+            shared = any(base in uses(m.nest) for m in here.group.members if m is not member)
+            read = shared or not _reads_where_it_writes(member)
+            for step in self._place_new_version(base, value, here.position, read=read):
                 if isinstance(step, Allocate) and step.upon is not None:
                     placed[value] = base
                 yield step
@@ -261,10 +259,9 @@ def _becomes(program: Program, updates: Mapping[Value, Update]) -> Mapping[Value
     """The new contents of inputs, and the versions from which scatters and calls make them, by what they lead to."""
     found = dict(updates)
     for node in reversed(program.nodes):
-        root = None if isinstance(node, Extern) else node.root
         versions = node.mutates if isinstance(node, Extern) else ()
-        if isinstance(root, Scatter):
-            versions = tuple([(root.into, new) for new in defines(node)])
+        if not isinstance(node, Extern) and isinstance(node.root, Scatter):
+            versions = tuple([(node.root.into, new) for new in node.out if new is not None])
         found |= {old: found[new] for old, new in versions if new in found and old is not found[new].target}
     return found
 
@@ -326,7 +323,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
         return False
     place = new.position(writer.coordinates())
     last = here.levels[writer.position]
-    tainted: set[Value] = set()
+    tainted: set[Value | None] = set()
     for member in here.group.members:
         found = [load for load in member.loads if load.value is old]
         if any(old is load.value for x in member.loads for e in indirect_values(x.index) for load in e.loads()):
@@ -334,7 +331,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
         if not found and not any(load.value in tainted for load in member.loads):
             continue
         if not isinstance(member.nest.root, Reduce):
-            tainted.update(defines(member.nest))
+            tainted.update(member.nest.out)
         own = here.levels[member.position]
         if own > last or (own == last and member.space not in (None, writer.space)):
             return False
