@@ -189,8 +189,8 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
     Refuses rows of at most 16,384 elements, which stay in registers between two passes, and those of twice as many if
     what follows needs them again; but not where programs share rows: then it saves an exchange."""
     tops: dict[Value, tuple[int, Nest, Reduce]] = {}
-    nests = [n for n in program.nodes if isinstance(n, Nest)]
-    made = {n.out[0]: (n.axes, n.root.body) for n in nests if isinstance(n.root, Pointwise)}
+    mapped = [(n, n.root.body) for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)]
+    made = {n.out[0]: (n.axes, body) for n, body in mapped}
     nodes: list[Node | None] = list(program.nodes)
     for position, node in enumerate(program.nodes):
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
@@ -209,19 +209,15 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
                 continue
         same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
         elements = iterations(node.axes) * row
-        if not same or index != coords_of(node.axes) or (short and _goes_on(program, elements, {top, value})):
+        # whether something is computed for each element from what the rows were reduced to
+        goes_on = short and any(uses(n) & {top, value} and iterations(n.axes) >= elements for n, _ in mapped)
+        if not same or index != coords_of(node.axes) or goes_on:
             continue
         del tops[top]
         both = Reduce("softmax", root.reduced, maximum.body)
         nodes[at] = replace(first, out=(top, value), root=both, origins=(*first.origins, *node.origins))
         nodes[position] = None
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
-
-
-def _goes_on(program: Program, elements: int, results: Set[Value]) -> bool:
-    """Whether something is computed for each of so many elements from what their rows were reduced to."""
-    mapped = [node for node in program.nodes if isinstance(node, Nest) and isinstance(node.root, Pointwise)]
-    return any(uses(nest) & results and iterations(nest.axes) >= elements for nest in mapped)
 
 
 def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Expr:
