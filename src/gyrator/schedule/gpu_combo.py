@@ -141,13 +141,12 @@ def _forms(kernel: Kernel | None) -> set[Hashable]:
     tiling = None if kernel is None else kernel.tiling
     if kernel is None or tiling is None or tiling.wide or kernel.sizes or tiling.hint > LARGE:
         return set()
-    if len(loads_in(kernel.body)) > WINDOW:  # registers for a window would be those of all
-        return set()
+    windowed = len(loads_in(kernel.body)) > WINDOW  # registers for a window would be those of all
     body = _loop(kernel).body
     stages = [s for s in body if isinstance(s, Let) or (isinstance(s, Store) and s.combine == "set")]
     scattered = any(i.indirects() for s in stages if isinstance(s, Store) for i in s.index)
     checked = any(isinstance(node, Checked) for e in walk_exprs(stages) for node in e.walk())
-    if len(stages) < len(body) or len(tiling.tiles) > 1 or scattered or checked:
+    if len(stages) < len(body) or len(tiling.tiles) > 1 or scattered or checked or windowed:
         return set()
     return {(tuple(o.op for o in kernel.origins), tuple((p.value.dtype, p.read, p.written) for p in kernel.params))}
 
