@@ -219,7 +219,7 @@ class GpuKernels:
         early = variant.get("early") and driver.version() >= RECORDS_EARLY
         attribute = TOGETHER if variant["cooperative"] else EARLY if early else b""
         launch = bind(driver, handle, about["name"], kinds, count, *block, attribute, self._on_assert)
-        return _with_scratch(launch, count, scratch) if scratch else launch
+        return partial(_with_scratch, launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:
         """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be meant."""
@@ -234,15 +234,11 @@ def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) 
     return lambda *args: programs(*[args[at] for at in sizes], **blocks)
 
 
-def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
-    """The launch of a kernel that takes, after its own arguments, `each` bytes per program for Triton's descriptors."""
-
-    def launch_with(stream: int, *args: int) -> None:
-        count = programs if isinstance(programs, int) else programs(*args)
-        memory = torch.empty(count * each, dtype=torch.int8, device="cuda")
-        launch(stream, *args, memory.data_ptr())
-
-    return launch_with
+def _with_scratch(launch: Launch, programs: Programs, each: int, stream: int, *args: int) -> None:
+    """Launch a kernel that takes, after its own arguments, `each` bytes per program for Triton's descriptors."""
+    count = programs if isinstance(programs, int) else programs(*args)
+    memory = torch.empty(count * each, dtype=torch.int8, device="cuda")
+    launch(stream, *args, memory.data_ptr())
 
 
 def _slowness(tried: Tried) -> tuple[bool, float | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy
 import torch
@@ -132,13 +132,14 @@ class Runtime:
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
         places = [(size, None if at is None else Origin(*at)) for size, at in sites]
-        launch = bind(address, count, index_error([(n, at and self.moved.get(at, at)) for n, at in places]))
-        return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
+        moved = [(size, at and self.moved.get(at, at)) for size, at in places]
+        launch = bind(address, count, partial(raise_index_error, moved))
+        return self._watched(symbol, partial(_in_range, symbol, launch) if self.named else launch)
 
     def gpu_kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Callable[..., Any]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
         launch = (self.gpu or GpuKernels(self.folder, moved=self.moved)).kernel(name, programs, updated)
-        return self._watched(name, _in_range(name, launch) if self.named else launch, gpu=True)
+        return self._watched(name, partial(_in_range, name, launch) if self.named else launch, gpu=True)
 
     def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:
         """`function`, after each call of which `note` is told the time of its work: on a GPU if operands are there."""
@@ -205,14 +206,10 @@ def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:
     return result, begin.elapsed_time(end) / 1e3
 
 
-def _in_range(name: str, launch: Callable[..., T]) -> Callable[..., T]:
-    """`launch` inside a range that profilers show under `name`."""
-
-    def ranged(*args: int) -> T:
-        with torch.profiler.record_function(name):
-            return launch(*args)
-
-    return ranged
+def _in_range(name: str, launch: Callable[..., T], *args: int) -> T:
+    """A launch inside a range that profilers show under `name`."""
+    with torch.profiler.record_function(name):
+        return launch(*args)
 
 
 def address_of(library: ctypes.CDLL, symbol: str) -> int:
@@ -229,13 +226,9 @@ def load_launcher(path: Path) -> Bind:
     return library.gyrator_launcher()
 
 
-def index_error(sites: Sequence[tuple[int | None, Origin | None]]) -> OnError:
+def raise_index_error(sites: Sequence[tuple[int | None, Origin | None]], status: int) -> NoReturn:
     """What a kernel's status raises: its n-th checked index was out of range.
 
-    Raises (when called): IndexOutOfRange, which is both an IndexError and a RuntimeError."""
-
-    def raise_error(status: int) -> object:
-        size, where = sites[status - 1] if 0 < status <= len(sites) else (None, None)
-        raise IndexOutOfRange(None, size, where=where)
-
-    return raise_error
+    Raises: IndexOutOfRange, which is both an IndexError and a RuntimeError."""
+    size, where = sites[status - 1] if 0 < status <= len(sites) else (None, None)
+    raise IndexOutOfRange(None, size, where=where)

@@ -15,7 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.load import Bind, address_of, index_error, load_launcher
+from gyrator.runtime.load import Bind, address_of, load_launcher, raise_index_error
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
@@ -121,10 +121,10 @@ def test_kernels_outlive_their_functions_owner(built: tuple[ctypes.CDLL, Bind]) 
 
 
 def test_index_out_of_range_names_the_users_place() -> None:
-    raise_index = index_error(((10, Origin("model.py", 3, "forward", "aten.gather.default")), (None, None)))
+    sites = (10, Origin("model.py", 3, "forward", "aten.gather.default")), (None, None)
     with pytest.raises(IndexError, match=r"size 10[\s\S]*model.py:3"):
-        raise_index(1)
+        raise_index_error(sites, 1)
     with pytest.raises(IndexOutOfRange):
-        raise_index(2)
+        raise_index_error(sites, 2)
     with pytest.raises(RuntimeError):
-        raise_index(1)
+        raise_index_error(sites, 1)
