@@ -18,23 +18,19 @@ def text(report: ReportData, width: int = 140) -> str:
     """All of a report that fits on a few screens."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=False)
-    console.print(f"[bold]{escape(report.function)}[/]: {_summary(report)}")
+    graphs = list(report.graphs())
+    kernels = sum(len(graph.record.kernels) for graph in graphs)
+    calls = sum(step.kind == "extern" for graph in graphs for step in graph.record.steps)
+    console.print(
+        f"[bold]{escape(report.function)}[/]: {len(report.programs)} captured, {len(graphs)} graphs, "
+        f"{kernels} kernels, {calls} calls of operators; ready after {report.seconds:.2f} s"
+    )
     for program in report.programs:
         _program(console, program)
         for graph in program.graphs:
             _graph(console, graph, report)
     _compile_time(console, report)
     return out.getvalue()
-
-
-def _summary(report: ReportData) -> str:
-    graphs = list(report.graphs())
-    kernels = sum(len(graph.record.kernels) for graph in graphs)
-    calls = sum(step.kind == "extern" for graph in graphs for step in graph.record.steps)
-    return (
-        f"{len(report.programs)} captured, {len(graphs)} graphs, {kernels} kernels, "
-        f"{calls} calls of operators; ready after {report.seconds:.2f} s"
-    )
 
 
 def _program(console: Console, program: ProgramReport) -> None:
