@@ -29,7 +29,8 @@ from gyrator.version import __version__
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, OpOverload)
 _PLAIN = (bool, int, float, complex, str, type(None), type(...), *_OF_TORCH)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_SYMBOL = re.compile(r"\b[A-Za-z_]\w*\d\b")
 _TORCHS_OWN = ("aten", "prims")
 _LIBRARIES = ("torch", "_operator", "math", "builtins")
 
@@ -218,8 +219,6 @@ class _Writer:
 
         def new(match: re.Match[str]) -> str:
             old = match.group()
-            if not old[-1].isdigit():
-                return old
             return self.symbols.setdefault(old, f"{old.rstrip('0123456789')}_{len(self.symbols)}")
 
         return _SYMBOL.sub(new, text)
@@ -248,7 +247,7 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
         unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
         if unknown:
             raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
-        text = _SYMBOL.sub(lambda m: canonical.get(m.group(), m.group()), python_text(guard.expr))
+        text = _NAME.sub(lambda m: canonical.get(m.group(), m.group()), python_text(guard.expr))
         hints = {canonical[s.name]: torch_compat.symbol_hint(shape_env, s) for s in guard.expr.free_symbols}
         if None in hints.values() or not holds(text, hints):
             raise ValueError(f"{text} reads otherwise than {guard.expr}")
