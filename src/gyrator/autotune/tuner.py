@@ -102,25 +102,24 @@ class Tuner:
         least["subgraph"] = config.subgraph_min_gemm_size
         competing = [c for c in candidates if c.backend in config.gemm_backends and size >= least.get(c.backend, 0)]
         rivals = len(competing) > 1 or any(c.backend != "aten" for c in competing)
-        known, trials = False, [_trial(c) for c in competing[:1]]
+        choice = Choice(title, tuple(map(_trial, competing[:1])), known=False)
         if rivals and config.gemm_backends not in UNTIMED:
             with session.stage("autotune"):
-                known, trials = self._trials(title, about, competing, panels)
-        choice = Choice(title, tuple(trials), known)
+                choice = self._timed(title, about, competing, panels)
         if rivals:
             self.choices.append(choice)
             if not config.autotune_silent and config.gemm_backends not in UNTIMED:
                 print(table(choice), file=sys.stderr)
         by_name = {c.name: c for c in competing}
-        ranked = tuple(by_name[t.name] for t in trials if not t.failure)
+        ranked = tuple(by_name[t.name] for t in choice.trials if not t.failure)
         if not ranked:
             why = "; ".join(f"{t.name}: {t.failure}" for t in choice.trials) or "no family that is allowed has one"
             session.warn(f"{title}: no candidate is viable, so the library is called ({why})")
         return ranked
 
-    def _trials(
+    def _timed(
         self, title: str, about: str, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]]
-    ) -> tuple[bool, list[Trial]]:
+    ) -> Choice:
         config, stores, on_gpu = self.builder.session.config, self.builder.stores, self.device.type == "cuda"
         store, target = stores.times, self.builder.targets.key()
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
@@ -130,7 +129,7 @@ class Tuner:
         key = digest(repr((about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)))
         entry = store.find(key, warn=lambda _: None)
         if entry is not None:
-            return True, _ranked(candidates, entry.notes["trials"])
+            return Choice(title, _ranked(candidates, entry.notes["trials"]), known=True)
         built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.build_threads or os.cpu_count() or 1))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
@@ -138,7 +137,7 @@ class Tuner:
             asked = {**settings, "store": str(stores.root), "panels": panels}
             took = self.sandboxes.time([*folders.values()], self.device, asked, config)
         except WorkerEnded as problem:
-            return False, _ranked(candidates, dict.fromkeys(built, str(problem)))
+            return Choice(title, _ranked(candidates, dict.fromkeys(built, str(problem))), known=False)
         found |= zip(folders, took, strict=True)
         if not any(str(trial).startswith(NO_ANSWER) for trial in took):  # the machine may have been busy
             store.put(key, {}, {"title": title, "trials": found})
@@ -147,7 +146,7 @@ class Tuner:
             about_all = {"choice": title, "key": key, "device": device}
             with config.autotune_log.open("a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps({**about_all, **asdict(t)}) + "\n" for t in trials)
-        return False, trials
+        return Choice(title, trials, known=False)
 
 
 def _built(candidates: Sequence[Candidate], most: int) -> Iterator[tuple[str, Path | str]]:
@@ -167,9 +166,9 @@ def _attempt(step: Callable[[], T]) -> T | str:
         return f"{type(error).__name__}: {error}".partition("\n  try:")[0]
 
 
-def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> list[Trial]:
+def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> tuple[Trial, ...]:
     trials = [_trial(candidate, found[candidate.name]) for candidate in candidates]
-    return sorted(trials, key=lambda t: (t.milliseconds is None, t.milliseconds or 0.0))
+    return tuple(sorted(trials, key=lambda t: (t.milliseconds is None, t.milliseconds or 0.0)))
 
 
 def _trial(candidate: Candidate, found: float | str | None = None) -> Trial:
