@@ -40,8 +40,7 @@ def origin_of(node: fx.Node) -> Origin:
     file, line, function = _innermost_user_frame(node.meta.get("stack_trace") or "")
     modules = node.meta.get("nn_module_stack")
     if modules and not file:
-        path, _ = list(modules.values())[-1]
-        function = str(path)
+        function = str([*modules.values()][-1][0])
     target = node.target
     op = str(target) if isinstance(target, (str, torch._ops.OpOverload)) else getattr(target, "__name__", str(target))
     return Origin(file, line, function, op)

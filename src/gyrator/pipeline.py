@@ -180,8 +180,7 @@ def compile_graph(
             entry = find(task.key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             return partial(_compiled, GraphCompiled(entry, True, session, moved=moved_places(entry, graph)), process)
-        lowered, scheduled, choices = _lower_and_schedule(task)
-        return _build(task, lowered, scheduled, choices)
+        return _build(task, *_lower_and_schedule(task))
     except ToolchainMissing as missing:
         session.warn(f"graphs run operator by operator: {missing}")
         return by_operators
@@ -190,7 +189,6 @@ def compile_graph(
 def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choice]]:
     """graph → program → plan, and what was chosen by measurement for it."""
     session, config, targets = task.session, task.session.config, task.targets
-    symbols = Symbols(task.shape_env)
     builder = Builder(targets, task.stores, session, task.process.workers, task.shape_env)
     graph, tuner = task.graph, None
     if config.max_autotune and (task.device.type == "cpu" or torch.cuda.is_available()):
@@ -204,7 +202,7 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
     with session.stage("lower"):
         lowered = lower(
             graph,
-            symbols=symbols,
+            symbols=Symbols(task.shape_env),
             name=session.name,
             updates=task.updates,
             numerics=config.numerics,

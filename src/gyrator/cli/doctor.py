@@ -61,8 +61,7 @@ def _python() -> Finding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         return Finding("python", text, "use Python 3.11, 3.12 or 3.13")
-    here = platform.system(), platform.machine()
-    return Finding("python", text, "" if here == ("Linux", "x86_64") else "gyrator supports Linux on x86-64")
+    return Finding("python", text, "" if text.endswith(" on Linux x86_64") else "gyrator supports Linux on x86-64")
 
 
 def _torch() -> Finding:

@@ -183,8 +183,8 @@ def start_build(
     noted = {k.name: entry for k in kernels if (entry := store.find(builder.kernel_key(k), session.warn))}
     wanted = {name: entry.notes["library"] for name, entry in noted.items()}
     libraries = {key: entry.folder / _LIBRARY for key in {*wanted.values()} if (entry := store.find(key, session.warn))}
-    found = {name: key for name, key in wanted.items() if key in libraries}
-    missing = [k for k in kernels if k.name not in found]
+    library_of = {name: key[:20] for name, key in wanted.items() if key in libraries}
+    missing = [k for k in kernels if k.name not in library_of]
     for kernel in missing:
         store.remove(builder.kernel_key(kernel))  # where its library is gone
     session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
@@ -194,7 +194,6 @@ def start_build(
     files = {key[:20]: finished(library) for key, library in libraries.items()}
     jobs = Jobs(builder.runs.stop, session)
     files |= jobs.start({unit.name: partial(builder.build, unit) for unit in units}, workers)
-    library_of = {name: key[:20] for name, key in found.items()}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
     return Build(library_of, files, jobs)
 
