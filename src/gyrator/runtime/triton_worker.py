@@ -5,7 +5,7 @@
 It runs beside the process that wants the kernels, as Triton holds the interpreter's lock while it compiles. It imports
 neither torch nor the rest of gyrator: it is ready after half a second. Who started it removes FOLDER, its output."""
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -103,10 +103,8 @@ def _module(source: str, folder: Path) -> ModuleType:
     """A module from its text, in a file of its own, where Triton reads the kernel's lines."""
     with tempfile.NamedTemporaryFile(prefix="kernel_", suffix=".py", dir=folder, delete=False) as stream:
         stream.write(source.encode())
-    spec = importlib.util.spec_from_file_location(Path(stream.name).stem, stream.name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = ModuleType(Path(stream.name).stem)
+    exec(compile(source, stream.name, "exec"), module.__dict__)
     return module
 
 
