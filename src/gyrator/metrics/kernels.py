@@ -131,8 +131,6 @@ class _Walk:
         read, written = (tuple(min(n[v], value_bytes(v)) for v in self.values) for n in (self.read, self.written))
         reduced = {loop.axis: count_of(loop.axis.extent) for loop in self.loops if loop.carries}
         kept = [*{loop.axis: count_of(loop.axis.extent) for loop in self.loops if not loop.carries}.values()] or [1]
-        elements = sum(n // value.dtype.itemsize for n, value in zip(written, self.values, strict=True))
-        inner = [_inner_loops(loop) for loop in self.kernel.body if isinstance(loop, Loop)]
         return KernelFacts(
             kind=self.kind(),
             vectorised=any(loop.kind is LoopKind.LANES and loop.lanes > 1 for loop in self.loops),
@@ -142,10 +140,10 @@ class _Walk:
             loops=len(self.loops),
             atomics=sum(store.atomic for store in self.stores),
             casts=self.casts,
-            inner_loops=max(inner, default=0),
+            inner_loops=max((_inner_loops(loop) for loop in self.kernel.body if isinstance(loop, Loop)), default=0),
             buffers=len(self.kernel.scratch),
             numels=(kept[-1], prod(kept[:-1]), self.depth * prod(reduced.values())),
-            elements=elements,
+            elements=sum(n // value.dtype.itemsize for n, value in zip(written, self.values, strict=True)),
             operations=self.operations,
             read=read,
             written=written,
