@@ -594,11 +594,7 @@ def programs_text(kernel: TritonKernel) -> str:
     blocks = dict.fromkeys(name for _, config in kernel.variants for name, _ in config.blocks)
     text = " * ".join(text for text in map(_count_text, kernel.grid) if text != "1") or "1"
     shared = "PROGRAMS" in blocks and any(axis.block for axis in kernel.grid)
-    return _lambda([*size_names(kernel), *blocks], f"min({text}, PROGRAMS or {text})" if shared else text)
-
-
-def _lambda(names: Sequence[str], body: str) -> str:
-    return f"lambda {', '.join(names)}: {body}" if names else f"lambda: {body}"
+    return _function_of(kernel, blocks, f"min({text}, PROGRAMS or {text})" if shared else text)
 
 
 def _count_text(axis: GridAxis) -> str:
@@ -610,9 +606,10 @@ def _count_text(axis: GridAxis) -> str:
     return f"({count} + {axis.more})" if axis.more else count
 
 
-def size_names(kernel: TritonKernel) -> list[str]:
-    """The symbols of a kernel's sizes, in the order of its arguments."""
-    return [param.size.name for param in kernel.params if isinstance(param, SizeArgument)]
+def _function_of(kernel: TritonKernel, blocks: Iterable[str], body: str) -> str:
+    """A function of the symbols of a kernel's sizes, in the order of its arguments, and of blocks."""
+    names = [*(param.size.name for param in kernel.params if isinstance(param, SizeArgument)), *blocks]
+    return f"lambda {', '.join(names)}: {body}" if names else f"lambda: {body}"
 
 
 def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
@@ -622,5 +619,5 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     changing |= {s.value.name for s in walk_stages(tree.body) if isinstance(s, Store) and s.combine != "set"}
     pointers = [at for at, param in enumerate(kernel.params) if isinstance(param, Pointer)]
     values = {at: param.value for at, param in zip(pointers, tree.params, strict=True) if param.value.name in changing}
-    entries = [f"{at}: {_lambda(size_names(kernel), str(value.nbytes))}" for at, value in values.items()]
+    entries = [f"{at}: {_function_of(kernel, (), str(value.nbytes))}" for at, value in values.items()]
     return f"{{{', '.join(entries)}}}" if entries else ""
