@@ -491,14 +491,13 @@ def kernel_scripts(plan: Plan, kernels: Kernels) -> Iterator[tuple[str, str]]:
     first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
     for kernel in plan.kernels:
         built, launch = kernels[kernel.name], first[kernel.name]
-        count = len(launch.args) + len(launch.sizes)
         if isinstance(built, TritonKernel):
             name, device = built.name, torch.device("cuda")
             load = f'gpu_kernel("{name}", {programs_text(built)})'
             spaces = [p for p in built.params if isinstance(p, Workspace)]
         else:
             name, device = built.symbol, torch.device("cpu")
-            load, spaces = f'kernel("{built.library}", "{name}", {count})', []
+            load, spaces = f'kernel("{built.library}", "{name}", {len(launch.args) + len(launch.sizes)})', []
         tensors = [random_tensor(value, device, ranges) for value in launch.args]
         tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
         sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
