@@ -51,10 +51,9 @@ def _summed(b: Builder, out: Meta, grad: TensorRef, dim: int, size: Resize, taps
 
     def body(at: Coords, inner: Coords) -> Expr:
         i = at[dim]
-        before = (
-            (2 * i + 1 - taps - apart) * new // (2 * old) - 2 if times is None else i * times - (taps - 1) * times // 2
-        )
-        output = before + inner[0]
+        start = (2 * i + 1 - taps - apart) * new // (2 * old) - 2
+        first = start if times is None else i * times - (taps - 1) * times // 2
+        output = first + inner[0]
         given = cast(grad.load((*at[:dim], output, *at[dim + 1 :])), compute_dtype(out.dtype))
         return masked(between(output, ZERO, grad.shape[dim]), part(size, i, output, given))
 

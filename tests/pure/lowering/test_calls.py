@@ -50,7 +50,7 @@ def _(x: Tensor, by: Tensor) -> Tensor:
 
 # -- library calls -----------------------------------------------------------------------------------------
 def test_library_calls() -> None:
-    check(lambda x: x @ x.t(), tensor(3, 4), externs=["aten.mm.default"])
+    check(lambda x: x @ x.t(), tensor(5, 8), externs=["aten.mm.default"])
     check(lambda x: x.sort(1), tensor(3, 4), externs=["aten.sort.default"])
     check(lambda x: x.topk(2), tensor(3, 4), externs=["aten.topk.default"])
     check(
