@@ -397,6 +397,35 @@ def test_places_between_pixels_are_computed_in_32_bits(mode: str, interpreter: W
     assert "int64" not in source and "assert" not in source
 
 
+@pytest.mark.parametrize("aligned", [False, True], ids=["borders", "aligned"])
+@pytest.mark.parametrize("name", ["upsample_bilinear2d_backward", "upsample_bicubic2d_backward"])
+def test_gradients_of_resampling(name: str, aligned: bool, interpreter: Worker) -> None:
+    """Where an input's first output lies before the first one, too: its number is a quotient below zero."""
+    backward = getattr(torch.ops.aten, name).default
+    for new, factors in (((10, 14), (2.0, 2.0)), ((8, 9), (None, 1.3)), ((3, 4), (None, None))):
+
+        def gradient(g: Tensor, new: Any = new, factors: Any = factors) -> Tensor:
+            return backward(g, new, [2, 3, 5, 7], aligned, *factors)
+
+        g = floats(2, 3, *new)
+        (found,) = run_plan(gpu_plan(on_gpu(lowered(gradient, g).program)), [g], launch=runner(interpreter))
+        torch.testing.assert_close(found.double(), gradient(g.double()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", [3, 4, 12])
+def test_products_of_tiny_matrices(side: int, interpreter: Worker, tmp_path: Path) -> None:
+    def products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a @ b, a.mT @ (b * 2).mT
+
+    torch._dynamo.reset()
+    args = (floats(37, side, side), floats(37, side, side).sin())
+    emulator = Emulator(tmp_path, interpreter)
+    found = torch.compile(products, backend=emulator.backend)(*args)
+    for got, exact in zip(found, products(*(x.double() for x in args)), strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+    assert emulator.printed[0].kernels
+
+
 def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:
     """Batch norm: the sums' last step takes 16 programs, the large result all multiprocessors."""
 

@@ -33,7 +33,8 @@ LONGEST_SUM = 2048
 """Of wider products by elements on a processor. 4,096 rows by one of 768 take 0.85 of MKL's time on an EPYC's core, of
 4,096 1.1; in bfloat16 0.4 to 0.6 of oneDNN's with any."""
 TINY = {"cpu": 4, "cuda": 12}
-"""Sides of matrices of which products are always computed by elements."""
+"""Sides of matrices of which products are always computed by elements: 1,048,576 of 12 x 12 on an H200 take 0.19 to
+0.69 of the library's time, of 16 x 16 0.22 to 1.2."""
 
 
 _FROM_TORCH = (

@@ -57,6 +57,14 @@ _NEXT = {
 }
 _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 """What Triton itself reduces by; the rest is in our library."""
+_SCAN = {
+    "sum": "add",
+    "prod": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "argmax": "last_argmax",
+    "argmin": "last_argmin",
+}
 
 
 def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -> TritonKernel:
@@ -675,9 +683,7 @@ class Printer(Expressions):
 
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         axis, place = loop.axis, self.rank - 1
-        combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
-        if carry.kind in ("argmax", "argmin"):
-            combine = f"last_{combine}"
+        combine = _SCAN.get(carry.kind, carry.kind)
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
         texts = ", ".join(a.text for a in args)
         given = f"({texts})" if len(args) > 1 else texts
