@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import SizeArgument
 from gyrator.ir.text import kernel_text
-from gyrator.ir.tree import Config
+from gyrator.ir.tree import Config, walk_loops
 from gyrator.ir.volume import volume
 from gyrator.runtime.targets import print_forms, print_with_room
 from gyrator.runtime.triton_build import Wanted
@@ -226,6 +226,57 @@ def test_a_transposed_read_gets_a_tile_with_two_sides() -> None:
     (kernel,) = gpu_plan(program).kernels
     assert kernel.tiling is not None
     assert [t.block for t in kernel.tiling.tiles] == ["YBLOCK", "XBLOCK"]
+
+
+def weights_along_rays(density: Tensor, step: Tensor) -> Tensor:
+    passed = torch.exp(-density.relu() * step)
+    return (1 - passed) * torch.cumprod(F.pad(passed[:, :-1], (1, 0), value=1.0), -1)
+
+
+def shares_with_the_last(a: Tensor, b: Tensor) -> Tensor:
+    both = torch.tanh(a + b)
+    return both + F.pad(both[:, :-1], (1, 0))
+
+
+@pytest.mark.parametrize("fn", [weights_along_rays, shares_with_the_last])
+def test_what_is_read_at_two_places_is_computed_twice_rather_than_stored(
+    fn: Callable[..., Any], interpreter: Worker
+) -> None:
+    x, y = floats(33, 40), floats(33, 40)
+    plan = gpu_plan(on_gpu(lowered(fn, x, y).program))
+    assert len(plan.kernels) == 1
+    (got,) = run_plan(plan, [x, y], launch=runner(interpreter))
+    torch.testing.assert_close(got, fn(x, y), rtol=2e-5, atol=2e-5)
+
+
+def nearest(x: Tensor, y: Tensor) -> Tensor:
+    return ((x[:, None] - y) ** 2).sum(-1).argmin(-1)
+
+
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    return (x[:, None] - y).abs().sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "loops"),
+    [
+        (nearest, [(70, 3), (40, 3)], ["argmin"]),
+        (nearest, [(70, 8), (40, 8)], ["argmin"]),
+        (distances, [(70, 3), (40, 3)], []),
+        (distances, [(70, 4), (40, 4)], ["sum"]),
+        (lambda x: x.unfold(1, 16, 2).amax(-1), [(40, 200)], []),
+        (lambda x: x.unfold(1, 16, 8).amax(-1), [(40, 200)], ["max"]),
+    ],
+    ids=["nearest-of-3", "nearest-of-8", "distances-of-3", "distances-of-4", "near-windows", "far-windows"],
+)
+def test_short_rows_are_written_out_where_lanes_would_be_idle_or_apart(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], loops: list[str], interpreter: Worker
+) -> None:
+    args = [floats(*shape) for shape in shapes]
+    plan = gpu_plan(on_gpu(lowered(fn, *args).program))
+    assert [carry.kind for k in plan.kernels for loop in walk_loops(k.body) for carry in loop.carries] == loops
+    (got,) = run_plan(plan, args, launch=runner(interpreter))
+    torch.testing.assert_close(got, fn(*args), rtol=2e-5, atol=2e-5)
 
 
 def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None:

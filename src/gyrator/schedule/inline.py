@@ -7,7 +7,7 @@ from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_value
 from gyrator.ir.index import ONE
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import cost_of, iterations
+from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.origin import merge
 from gyrator.schedule.layout import LARGE, transposes
 from gyrator.schedule.windows import overlap
@@ -36,6 +36,7 @@ class _Reads:
     row: int = 0
     stored: bool = False
     slid: bool = False
+    shifted: bool = False
 
 
 def inline(program: Program, rule: Rule) -> Program:
@@ -95,9 +96,13 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
         stored = kept and not isinstance(node.root, Reduce) and not transposes(node)
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
-            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1, slid=_overlap(load, node))
+            elsewhere = any(not monomial for index in load.index for monomial, _ in index.terms)
+            shifted = node.on_gpu and (elsewhere or points != volume(load.value.shape))
+            new = own or _Reads((node,), points, 1, slid=_overlap(load, node), shifted=shifted)
+            nests = old.nests if old.nests[-1:] == new.nests else (*old.nests, *new.nests)
             added = (old.evaluated + new.evaluated, old.distinct + new.distinct, max(old.row, row))
-            found[load.value] = _Reads((*old.nests, *new.nests), *added, old.stored or stored, old.slid or new.slid)
+            flags = (old.stored or stored, old.slid or new.slid, old.shifted or new.shifted)
+            found[load.value] = _Reads(nests, *added, *flags)
     return found
 
 
@@ -142,9 +147,10 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, sums: Set[Value], pinned: boo
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
     times = max(reads.evaluated // max(elements, 1), 1) if reads.slid else 1
+    again = len(reads.nests) > 1 and big_loads > 1 + reads.shifted
     if nest.on_gpu and cost * times <= SPARE and big_loads <= 1:
         return True
-    if times >= OVERLAP or (dear and reads.evaluated > elements) or (len(reads.nests) > 1 and big_loads > 1):
+    if times >= OVERLAP or (dear and reads.evaluated > elements) or again:
         return False
     saved = body.dtype.itemsize * (elements + min(reads.evaluated, len(reads.nests) * elements))
     extra = cost * max(reads.evaluated - elements, 0)

@@ -3,7 +3,7 @@
 As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -15,7 +15,7 @@ from gyrator.ir.program import Nest, Pointwise, Program, Reduce, defines, loads,
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.typed import op
 
-MOST, MOST_ON_GPU, ROW, DIVISIONS = 32, 128, 8, 64
+MOST, MOST_ON_GPU, ROW, DIVISIONS, VECTOR = 32, 128, 8, 64, 16
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
 
 
@@ -24,13 +24,17 @@ def unroll_windows(program: Program) -> Program:
 
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
-    On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
+    Also over at most 8 elements that are made of what is read for 8 and more results each (squared distances of
+    points) where they are reduced further or, on a GPU, would leave lanes idle, and on a processor for the position of
+    the largest of any few. Refuses windows of more than 32 elements
     (on a GPU 128 where an element is in an eighth as many) or unknown size, or of which positions would take more than
     64 divisions, sums in 16 bits, and rows of more than 8 that lie one after another."""
-    return map_nests(program, _unrolled)
+    roots = [node.root for node in program.nodes if isinstance(node, Nest)]
+    further = {load.value for root in roots if isinstance(root, Reduce) for load in loads(root.body)}
+    return map_nests(program, partial(_unrolled, further))
 
 
-def _fits(nest: Nest, root: Reduce) -> bool:
+def _fits(nest: Nest, root: Reduce, further: Set[Value]) -> bool:
     elements, dtype = iterations(root.reduced), root.body[0].dtype
     if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= (MOST_ON_GPU if nest.on_gpu else MOST):
         return False
@@ -41,7 +45,9 @@ def _fits(nest: Nest, root: Reduce) -> bool:
     read = loads(root.body)
     held = max((overlap(load, nest, root) for load in read), default=0)
     large = elements > MOST and 8 * held < elements
-    row = not held or (elements > ROW and all(_is_row(load, nest, root) for load in read))
+    spread = elements <= ROW and min((_uses(load, nest, root) for load in read), default=0) >= ROW
+    spread &= not further.isdisjoint(nest.out) or (nest.on_gpu and elements & (elements - 1) > 0)
+    row = not (held or spread) or (elements > ROW and all(_is_row(load, nest, root) for load in read))
     if (large or row) and (nest.on_gpu or root.kind not in ("argmax", "argmin")):
         return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}
@@ -53,21 +59,31 @@ def overlap(load: Load, nest: Nest, root: Reduce) -> float:
     """In how many windows that are moved along a kept axis an element of what a load reads is; 0 if none are."""
     inner, kept = set(root.reduced), set(nest.axes)
     slides = any(inner & i.axes() and kept & i.axes() for i in load.index)
-    return iterations((*nest.axes, *root.reduced)) / max(volume(load.value.shape), 1) if slides else 0
+    return _uses(load, nest, root) if slides else 0
+
+
+def _uses(load: Load, nest: Nest, root: Reduce) -> float:
+    """How often an element of what a load reads is used."""
+    return iterations((*nest.axes, *root.reduced)) / max(volume(load.value.shape), 1)
 
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
-    """Whether the elements lie side by side in memory, and begin where those of another result end."""
+    """Whether the elements lie side by side in memory, and begin where those of another result end, or on a GPU, where
+    each thread would load 16 bytes and more of its own, as far from those of its neighbour."""
     place, sizes = load.value.position(load.index), tuple(a.extent for a in root.reduced)
     beside = [place.coefficient(a) for a in root.reduced] == list(contiguous_strides(sizes))
-    steps = map(place.coefficient, nest.axes)
-    return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in steps)
+
+    def apart(step: Index | None) -> bool:
+        far = nest.on_gpu and step is not None and (step.value or 0) * load.dtype.itemsize >= VECTOR
+        return far or (step is not None and exact_quotient(step, product(sizes)) is not None)
+
+    return beside and all(apart(place.coefficient(axis)) for axis in nest.axes)
 
 
-def _unrolled(nest: Nest) -> Iterator[Nest]:
+def _unrolled(further: Set[Value], nest: Nest) -> Iterator[Nest]:
     """The result, and for argmax and argmin the lowest number of the elements that are the result."""
     root = nest.root
-    if not isinstance(root, Reduce) or not _fits(nest, root):
+    if not isinstance(root, Reduce) or not _fits(nest, root, further):
         yield nest
         return
     along = [[const(k) for k in range(a.extent.value or 0)] for a in root.reduced]
