@@ -55,6 +55,12 @@ def render_weights(density: Tensor, step: Tensor) -> Tensor:
     return (1 - passed) * reached
 
 
+def token_shift(x: Tensor, y: Tensor) -> Tensor:
+    """Each token beside the one before it (RWKV)."""
+    both = torch.tanh(x + y)
+    return both + F.pad(both[:, :-1], (1, 0))
+
+
 def mean_by_index(i: Tensor, x: Tensor) -> Tensor:
     start = torch.zeros(4096, x.shape[1], device=x.device)
     return start.scatter_reduce(0, i[:, None].expand_as(x), x, "mean", include_self=False)
@@ -305,6 +311,9 @@ SNIPPETS: dict[str, Snippet] = {
     "exp_cumsum": (lambda a: a.exp().cumsum(-1).log(), "f32[4096,4096]"),
     "exp_cummax": (lambda a: a.exp().cummax(-1)[0], "f32[4096,4096]"),
     "render_weights": (render_weights, "f32[131072,128] f32[131072,128]"),
+    "token_shift": (token_shift, "f32[8192,2048] f32[8192,2048]"),
+    "nearest_point": (lambda a, b: ((a[:, None] - b) ** 2).sum(-1).argmin(1), "f32[65536,3] f32[64,3]"),
+    "window_means": (lambda a: a.unfold(1, 16, 8).mean(-1), "f32[8192,2048]"),
     "standardize": (lambda a: (a - a.mean()) / a.std(), "f32[4096,4096]"),
     "std_cols_norm": (lambda a: (a - a.mean(0)) / a.std(0), "f32[4096,4096]"),
     "sum_mid": (lambda a: a.view(16, 256, 4096).sum(1), "f32[4096,4096]"),
