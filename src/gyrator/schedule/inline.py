@@ -28,7 +28,8 @@ as it is; longer ones are transposed before they are reduced."""
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
     distinct loads; how long rows of it, or of what follows from it, are that are reduced; whether it, or what follows
-    from it, is stored as it lies, not as a transposed copy; whether windows that overlap slide over it on a GPU."""
+    from it, is stored as it lies, not as a transposed copy; whether windows that overlap slide over it on a GPU;
+    whether a nest on a GPU reads it elsewhere than where it computes, so that fusion does not share it."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
@@ -49,7 +50,8 @@ def inline(program: Program, rule: Rule) -> Program:
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
     transcendental bodies that would be evaluated more often than P has elements, and for transposed copies that are
     read again and again, or of which long rows are reduced, unless what follows from them is transposed back; and on a
-    GPU for what is narrower than the sums of windows it is of. Readers at the same index share it by fusion."""
+    GPU for what is narrower than the sums of windows it is of. Readers at the same index share it by fusion: what takes
+    two large operands has one reader, on a GPU more if one of them reads it elsewhere (``exp(a·b)`` and its shift)."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
     reads, sums = _reads(program, pinned), _window_sums(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}

@@ -26,9 +26,9 @@ def unroll_windows(program: Program) -> Program:
 
     Also over at most 8 elements that are made of what is read for 8 and more results each (squared distances of
     points) where they are reduced further or, on a GPU, would leave lanes idle, and on a processor for the position of
-    the largest of any few. Refuses windows of more than 32 elements
-    (on a GPU 128 where an element is in an eighth as many) or unknown size, or of which positions would take more than
-    64 divisions, sums in 16 bits, and rows of more than 8 that lie one after another."""
+    the largest of any few. Refuses windows of more than 32 elements (on a GPU 128 where an element is in an eighth as
+    many) or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows of more
+    than 8 that lie one after another or, on a GPU, begin 16 bytes apart and more."""
     roots = [node.root for node in program.nodes if isinstance(node, Nest)]
     further = {load.value for root in roots if isinstance(root, Reduce) for load in loads(root.body)}
     return map_nests(program, partial(_unrolled, further))
