@@ -224,6 +224,35 @@ def boxes(a: Tensor, b: Tensor) -> Tensor:
     return shared / (areas[0][:, None] + areas[1] - shared)
 
 
+def expert_places(experts: Tensor) -> Tensor:
+    """Which place a token has among those that go to the same expert."""
+    chosen = F.one_hot(experts, 64)
+    return ((chosen.cumsum(0) - 1) * chosen).sum(-1)
+
+
+def gravity(places: Tensor, masses: Tensor) -> Tensor:
+    apart = places - places[:, None]
+    return (apart * ((apart**2).sum(-1) + 0.01).pow(-1.5)[..., None] * masses[:, None]).sum(1)
+
+
+def lennard_jones(places: Tensor) -> Tensor:
+    squares = ((places[:, None] - places) ** 2).sum(-1) + 1e6 * torch.eye(len(places), device=places.device)
+    near = 1 / squares
+    return (near**6 - near**3).sum()
+
+
+def adaptive_norm(x: Tensor, condition: Tensor) -> Tensor:
+    """A layer norm scaled, shifted and gated by what a picture is to be (DiT)."""
+    scale, shift, gate = condition[:, None].chunk(3, -1)
+    return x + gate * (F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift)
+
+
+def latents(x: Tensor, y: Tensor) -> Tensor:
+    """Divergence of groups of 32 classes (Dreamer)."""
+    p, q = (F.log_softmax(t.view(len(t), -1, 32), -1) for t in (x, y))
+    return (p.exp() * (p - q)).sum(-1).mean()
+
+
 def adam(*tensors: Tensor) -> Tensor:
     k = len(tensors) // 4
     params, grads, means, squares = (list(tensors[n * k : (n + 1) * k]) for n in range(4))
@@ -305,6 +334,11 @@ SNIPPETS: dict[str, Snippet] = {
     "minmax": (lambda a: torch.aminmax(a), "f32[4096,4096]"),
     "cumsum_rows": (lambda a: a.cumsum(-1), "f32[4096,4096]"),
     "cumsum_cols": (lambda a: a.cumsum(0), "f32[4096,4096]"),
+    "cumsum_64": (lambda a: a.cumsum(0), "f32[65536,64]"),
+    "cumsum_8": (lambda a: a.cumsum(0), "f32[1048576,8]"),
+    "cummax_64": (lambda a: a.cummax(0), "f32[65536,64]"),
+    "expert_places": (expert_places, "i64[65536]<64"),
+    "gravity": (gravity, "f32[4096,3] f32[4096]+"),
     "cumprod_rows": (lambda a: a.cumprod(-1), "f32[4096,4096]"),
     "cummax_rows": (lambda a: a.cummax(-1), "f32[4096,4096]"),
     "logcumsumexp": (lambda a: a.logcumsumexp(-1), "f32[4096,4096]"),
@@ -547,6 +581,10 @@ SNIPPETS: dict[str, Snippet] = {
     "g_xent_2d": (lambda x, t: F.cross_entropy(x, t), "f32[16,21,256,256]* i64[16,256,256]<21"),
     "g_dice": (dice, "f32[16,1,512,512]* f32[16,1,512,512]"),
     "g_focal": (focal, "f32[4096,4096]* f32[4096,4096]"),
+    "g_lennard_jones": (lennard_jones, "f32[4096,3]*"),
+    "g_adaptive_norm": (adaptive_norm, "f32[64,256,1152]* f32[64,3456]*"),
+    "g_adaptive_norm_bf16": (adaptive_norm, "bf16[64,256,1152]* bf16[64,3456]*"),
+    "g_latents": (latents, "f32[8192,2048]* f32[8192,2048]*"),
     "g_contrastive": (contrastive, "f32[2048,256]* f32[2048,256]*"),
 }
 """A function and its arguments: ``bf16[32,64]``; ``<9`` are whole numbers below 9, ``cl`` is channels-last, ``+`` is

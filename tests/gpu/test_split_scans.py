@@ -27,6 +27,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "products": (lambda x: (1 + x * 1e-4).cumprod(-1), (4, 300_000), torch.float32),
     "logarithms": (lambda x: x.logcumsumexp(-1), (4, 300_000), torch.float32),
     "two scans": (lambda x: (x.cumsum(-1), x.abs().cumsum(-1).sqrt().cumsum(-1)), (4, 300_000), torch.float64),
+    "columns": (lambda x: x.cumsum(0), (100_003, 60), torch.float32),
+    "columns of batches": (lambda x: x.cumsum(1) - x, (3, 50_000, 5), torch.bfloat16),
+    "logarithms of columns": (lambda x: x.logcumsumexp(0), (30_000, 300), torch.float32),
+    "groups of groups of columns": (lambda x: x.cumsum(0), (1024 * 128 * 3 + 7, 8), torch.float64),
     "groups of groups": (lambda x: x.cumsum(-1), (2, 2048 * 128 * 130), torch.float32),
 }
 
@@ -51,6 +55,15 @@ def test_of_equal_extremes_the_last_counts() -> None:
     x[2] = -torch.inf
     found = torch.compile(extremes, backend="gyrator", dynamic=False)(x)
     for got, wanted in zip(found, extremes(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_of_equal_extremes_of_columns_the_last_counts() -> None:
+    x = torch.randint(0, 50, (200_000, 3), device="cuda").float()
+    x[70_000, 1] = torch.nan
+    x[:, 2] = -torch.inf
+    found = torch.compile(lambda x: (*x.cummax(0), *x.cummin(0)), backend="gyrator", dynamic=False)(x)
+    for got, wanted in zip(found, (*x.cummax(0), *x.cummin(0)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 

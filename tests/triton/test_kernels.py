@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import SizeArgument
 from gyrator.ir.text import kernel_text
-from gyrator.ir.tree import Config, walk_loops
-from gyrator.ir.volume import volume
+from gyrator.ir.tree import Config, LoopKind, walk_loops
+from gyrator.ir.volume import iterations, volume
 from gyrator.runtime.targets import print_forms, print_with_room
 from gyrator.runtime.triton_build import Wanted
 from gyrator.schedule.gpu import Gpu
@@ -279,6 +279,15 @@ def test_short_rows_are_written_out_where_lanes_would_be_idle_or_apart(
     torch.testing.assert_close(got, fn(*args), rtol=2e-5, atol=2e-5)
 
 
+def test_short_rows_within_longer_ones_are_rows_though_what_is_subtracted_is_no_row(interpreter: Worker) -> None:
+    fn = lambda x: x.view(40, -1, 20).log_softmax(-1)  # noqa: E731
+    x = floats(40, 60)
+    plan = gpu_plan(on_gpu(lowered(fn, x).program))
+    assert [len([*walk_loops(kernel.body)]) > 2 for kernel in plan.kernels] == [True]
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, fn(x), rtol=2e-5, atol=2e-5)
+
+
 def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None:
     fn = lambda p, x: torch.softmax(p + x.transpose(1, 2), -1)  # noqa: E731
     low = lowered(fn, half(1500, 512), half(8, 512, 1500))
@@ -334,6 +343,23 @@ def test_sums_over_rows_and_columns_of_the_same_tensors_read_them_once(interpret
     for got, wanted in zip(results, layer_norm_backward(*small), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
+def adaptive_norm_backward(g: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    gs = g * scale[:, None]
+    dx = gs - gs.mean(-1, keepdim=True) - x * (gs * x).mean(-1, keepdim=True)
+    return dx, (g * x).sum(1), g.sum(1)
+
+
+def test_sums_of_a_stack_of_rows_are_split_where_stacks_are_few(interpreter: Worker) -> None:
+    args = floats(3, 96, 300), floats(3, 96, 300), floats(3, 300)
+    plan = gpu_plan(on_gpu(lowered(adaptive_norm_backward, *args).program), Gpu(processors=4))
+    assert len(plan.kernels) == 2
+    grid = [loop.axis for loop in walk_loops(plan.kernels[0].body) if loop.kind is LoopKind.PARALLEL]
+    assert iterations(grid) == 18  # of 16 rows each
+    results = run_plan(plan, [a.clone() for a in args], launch=runner(interpreter))
+    for got, wanted in zip(results, adaptive_norm_backward(*args), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_rows_past_those_of_a_tile_are_left_to_the_programs_whose_they_are(interpreter: Worker) -> None:

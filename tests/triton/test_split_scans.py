@@ -30,7 +30,7 @@ from tests.triton.worker import Worker
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the interpreter takes no long time for are worth splitting."""
     monkeypatch.setattr(gpu_reductions, "MIN_SHARED", 20)
-    monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (16, 32))
+    monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (32, 64))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -73,6 +73,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "extremes": (extremes, (random(3, 75),)),
     "ties and NaN": (extremes, (TIES,)),
     "nothing but the smallest": (extremes, (torch.full((1, 50), -torch.inf),)),
+    "columns": (lambda x: (x.cumsum(0), x.sin().cumprod(0)), (random(90, 5),)),
+    "columns of batches": (lambda x: x.cumsum(1) * 2, (random(3, 70, 4),)),
+    "many columns": (lambda x: (x * 2).cumsum(0) - x, (random(77, 12),)),
+    "extremes of columns": (lambda x: (*x.cummax(0), *x.cummin(0)), (random(75, 3),)),
+    "places of tokens": (lambda k: torch.nn.functional.one_hot(k, 6).cumsum(0) - 1, (torch.arange(90) % 5,)),
     "infinities": (lambda x: x.logcumsumexp(-1), (torch.full((2, 40), -torch.inf),)),
 }
 
@@ -94,11 +99,11 @@ def test_parts_continue_what_came_before_them(case: str, interpreter: Worker) ->
 @pytest.mark.usefixtures("short_rows")
 def test_groups_of_parts_are_as_good_as_parts(interpreter: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """More parts than a program looks at one by one."""
-    monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (2,))
-    x = random(1, 262)
-    results = run_plan(plan_of(lambda x: x.cummax(-1), (x,)), [x.clone()], launch=runner(interpreter))
-    for got, wanted in zip(results, x.cummax(-1), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for parts, dim, x in ((2, 1, random(1, 262)), (4, 0, random(262, 2))):
+        monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (parts,))
+        results = run_plan(plan_of(lambda x, dim=dim: x.cummax(dim), (x,)), [x.clone()], launch=runner(interpreter))
+        for got, wanted in zip(results, x.cummax(dim), strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.usefixtures("short_rows")
@@ -130,6 +135,8 @@ LARGE: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "half": (lambda x: x.cumsum(-1), (4, 1 << 20), torch.bfloat16),
     "log": (lambda x: x.logcumsumexp(-1), (4, 1 << 20), torch.float32),
     "extremes": (lambda x: x.cummax(-1), (4, 1 << 20), torch.float32),
+    "columns": (lambda x: x.cumsum(0), (1 << 20, 64), torch.float32),
+    "extremes of columns": (lambda x: x.cummax(0), (1 << 20, 8), torch.float32),
 }
 
 
@@ -161,7 +168,15 @@ def test_rows_are_split_where_they_are_few_and_long() -> None:
     assert category(cumsum, rows, 8192) == category(cumsum, 1 << 20) == ["split scan"]
     assert category(cumsum, rows + 1, 8192) == category(cumsum, 4, 8191) == ["scan"]
     assert category(cumsum, 4, 8192, dynamic=True) == ["split scan"]
-    assert category(lambda x: x.cumsum(0), 1 << 16, 64) == ["scan"]
+
+
+def test_columns_are_split_where_they_are_few_and_long() -> None:
+    def category(*shape: int) -> list[str]:
+        return categories(plan_of(lambda x: x.cumsum(0), (torch.empty(shape),)))
+
+    columns = 4 * Gpu().processors
+    assert category(1 << 16, 3) == category(2048, columns) == ["split scan"]
+    assert category(2048, columns + 8) == category(2047, columns) == ["scan"]
 
 
 def test_a_split_scan_never_fuses_with_a_reduction() -> None:

@@ -112,17 +112,17 @@ def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -
 def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
     """Memory for partial sums of tiles or rows, and for a counter for each of those that are there."""
     blocks = dict(tiling.configs[0].blocks)
-    if tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row
-        smallest = min(size for config in tiling.configs for _, size in config.blocks)
-        rows, (scans, words) = product([loop.axis.extent for loop in grid_loops(kernel)]), _scans(kernel)
-        parts = (tiling.tiles[0].axis.extent - 1) // smallest + 1
-        yield Workspace("counters", (rows * parts * (2 * scans * words) + 1) * 8, zeroed=True)
     if isinstance(kernel.body[0], Attend):
         yield from attention_workspaces(kernel.body[0], blocks)
-    if not {"SPLIT_K", "PARTS"} & blocks.keys():
-        return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
     counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
+    if tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row or of columns
+        row, (scans, words) = tiling.tiles[-1], _scans(kernel)
+        parts = (row.axis.extent - 1) // min(dict(config.blocks)[row.block] for config in tiling.configs) + 1
+        each = 2 * scans * words * blocks.get("XBLOCK", 1)
+        yield Workspace("counters", (product(counts) * parts * each + 1) * 8, zeroed=True)
+    if not {"SPLIT_K", "PARTS"} & blocks.keys():
+        return
     each = blocks.get("SPLIT_K", 0) * prod(sizes.values()) * 4
     if "PARTS" in blocks:
         each = 8 * _states(kernel.body) * max(dict(config.blocks)["PARTS"] for config in tiling.configs)
@@ -256,7 +256,7 @@ class Printer(Expressions):
         if loops and isinstance(loops[-1].body[0], Contract):
             return self._template(loops[-1].body[0], loops[-1].body[1:], axes)
         if self._shared or self._split:
-            (row,) = self.tiling.tiles
+            row = self.tiling.tiles[-1]
             axes.append(GridAxis(row.axis.extent, row.block))
             number, parts = f"tl.program_id(0){self._wide}", "PARTS"
             if self._split:
@@ -270,7 +270,7 @@ class Printer(Expressions):
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
         if self._split:
-            self.emit(f"rt.tidy(counters, parts, {prod(_scans(self.kernel))})")
+            self.emit(f"rt.tidy(counters, parts, {prod(_scans(self.kernel)) * self._sizes.get('XBLOCK', 1)})")
         return tuple(axes)
 
     def _program_ids(self, axes: Sequence[Axis]) -> None:
@@ -683,6 +683,7 @@ class Printer(Expressions):
 
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         axis, place = loop.axis, self.rank - 1
+        args = [self._broadcast(a, self._scope) for a in args] if self._split else args
         combine = _SCAN.get(carry.kind, carry.kind)
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
         texts = ", ".join(a.text for a in args)
@@ -695,7 +696,10 @@ class Printer(Expressions):
             self._carry_on(before, names, loop)
             starts = [constant_text(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True)]
             scans, words = _scans(self.kernel)
-            where = f"counters, tile * {scans} + {next(self._places)}, part, parts, {words}"
+            row = "tile"
+            for column in self.tiling.tiles[:-1]:
+                row = f"(tile * {column.block} + {self.spread(f'tl.arange(0, {column.block})', column.axis)})"
+            where = f"counters, {row} * {scans} + {next(self._places)}, part, parts, {words}"
             function = "before_two" if len(args) > 1 else "before"
             self.emit(f"{', '.join(before)} = rt.{function}({', '.join([*before, *starts])}, '{carry.kind}', {where})")
             self.emit(f"{left} = rt.{combine}({', '.join([*before, *names])})")

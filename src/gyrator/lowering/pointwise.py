@@ -59,9 +59,11 @@ def _scaled(y: Expr, alpha: Operand) -> Expr:
     return y if alpha == 1 else op("mul", y, element(alpha, (), y.dtype))
 
 
-def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> TensorRef:
-    """add and sub: x ± alpha·y; of bools, which are not subtracted, either one."""
+def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> Any:
+    """add and sub: x ± alpha·y; of bools, which the library refuses to subtract, either one."""
     if out.dtype == torch.bool:
+        if name == "sub":
+            return NotImplemented
         return b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
@@ -96,14 +98,18 @@ def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> Any:
 
 
 def power(x: Expr, exponent: Scalar) -> Expr:
-    """``x`` to a known power: small ones by multiplication, ±½ by the square root as eager does, others by ``pow``."""
+    """``x`` to a known power: small ones by multiplication, ±½ (as eager does) and ±1½ by the square root, others by
+    ``pow``."""
     if exponent == 0:
         return like(x, 1)
     if exponent in (0.5, -0.5) and x.dtype.is_floating_point:
         return op("sqrt", x) if exponent > 0 else op("rsqrt", x)
+    if exponent in (1.5, -1.5) and x.dtype.is_floating_point:
+        rest, limit = (x, math.inf) if exponent > 0 else (op("reciprocal", x), 0)
+        return op("where", op("eq", x, like(x, -math.inf)), like(x, limit), op("mul", rest, power(x, exponent / 3)))
     whole = math.isfinite(exponent) and int(exponent) == exponent
     count = int(exponent) if whole else 0
-    if whole and 0 < count <= (3 if x.dtype.is_floating_point else 64) and x.dtype != torch.bool:
+    if whole and 0 < count <= (8 if x.dtype.is_floating_point else 64) and x.dtype != torch.bool:
         return _repeated_product(x, count)
     if whole and -2 <= count < 0 and x.dtype.is_floating_point:
         return op("reciprocal", _repeated_product(x, -count))

@@ -433,7 +433,8 @@ def ticket(words):
 
 @triton.jit
 def tidy(words, parts, WORDS: tl.constexpr):
-    """The program that ends last leaves all words at 0, of which there are ``WORDS`` for each part in all scans."""
+    """The program that ends last leaves all words at 0, of which there are ``WORDS`` for each part in all scans of all
+    its columns."""
     programs = tl.num_programs(0)
     tl.debug_barrier()
     ended = tl.atomic_add(words.to(tl.pointer_type(tl.int32), bitcast=True), 1, sem="acq_rel")
@@ -469,16 +470,23 @@ def send(x, words, at):
 def arrived(words, ok):
     """The lower halves of words, once all of them that are ``ok`` have their flags."""
     word = seen(words)
-    while tl.min(tl.where(ok, word >> 32, 1) & 1, 0) == 0:
+    while tl.min(tl.where(ok, word >> 32, 1) & 1) == 0:
         word = seen(words)
     return word & 0xFFFFFFFF
 
 
 @triton.jit
+def lanes_of_group(x):
+    """The parts of a group, along a dimension of their own beside columns."""
+    lane = tl.arange(0, GROUP)
+    return lane[None, :] if len(x.shape) > 0 else lane
+
+
+@triton.jit
 def received(x, start, words, first, count, WORDS: tl.constexpr):
     """What ``count`` parts or groups (at most GROUP) left from ``first`` on, the last one at the end; before them
-    ``start``, in the type of ``x``."""
-    lane = tl.arange(0, GROUP)
+    ``start``, in the type of ``x``: for a row, ``[GROUP]``, or for columns, whose ``first`` is ``[columns, 1]``."""
+    lane = lanes_of_group(x)
     ok = lane + count >= GROUP
     words = words.to(tl.pointer_type(tl.int64), bitcast=True)
     words += tl.where(ok, first + (lane + count - GROUP) * WORDS, 0)
@@ -508,22 +516,24 @@ def joined(a, b, KIND: tl.constexpr):
 
 @triton.jit
 def folded(x, KIND: tl.constexpr):
-    """What all come to."""
+    """What all along the last dimension come to."""
+    last: tl.constexpr = len(x.shape) - 1
     if KIND == "sum":
-        return tl.reduce(x, 0, add)
+        return tl.reduce(x, last, add, keep_dims=last > 0)
     elif KIND == "prod":
-        return tl.reduce(x, 0, multiply)
+        return tl.reduce(x, last, multiply, keep_dims=last > 0)
     elif KIND == "max":
-        return tl.reduce(x, 0, maximum)
+        return tl.reduce(x, last, maximum, keep_dims=last > 0)
     elif KIND == "min":
-        return tl.reduce(x, 0, minimum)
+        return tl.reduce(x, last, minimum, keep_dims=last > 0)
     else:
-        return tl.reduce(x, 0, logaddexp)
+        return tl.reduce(x, last, logaddexp, keep_dims=last > 0)
 
 
 @triton.jit
 def before(x, start, KIND: tl.constexpr, words, row, part, parts, WORDS: tl.constexpr):
-    """What the parts of a row before this one came to, which comes to ``x``; ``start`` for the first one."""
+    """What the parts of a row before this one came to, which comes to ``x``; ``start`` for the first one. ``row`` is a
+    number, or one for each of several columns, ``[columns, 1]`` as ``x`` is."""
     first = 1 + row * (parts + tl.cdiv(parts, GROUP)) * WORDS
     groups = first + parts * WORDS
     send(x, words, first + part * WORDS)
@@ -531,7 +541,7 @@ def before(x, start, KIND: tl.constexpr, words, row, part, parts, WORDS: tl.cons
     near = folded(received(x, start, words, first + group * GROUP * WORDS, place, WORDS), KIND)
     if place == GROUP - 1:
         send(joined(near, x, KIND), words, groups + group * WORDS)
-    far = tl.full([], start, x.dtype)
+    far = tl.full(x.shape, start, x.dtype)
     for done in range(0, group, GROUP):
         count = tl.minimum(group - done, GROUP)
         far = joined(far, folded(received(x, start, words, groups + done * WORDS, count, WORDS), KIND), KIND)
@@ -551,12 +561,13 @@ def received_two(x, y, start, start_y, KIND: tl.constexpr, words, first, count, 
     """What parts or groups came to together, in their order, which matters for the positions of extremes."""
     a = received(x, start, words, first, count, WORDS)
     b = received(y, start_y, words + (WORDS - 2) * 8, first, count, WORDS)
+    axis: tl.constexpr = len(x.shape) // 2
     if KIND == "argmax":
-        a, b = tl.associative_scan((a, b), 0, last_argmax)
+        a, b = tl.associative_scan((a, b), axis, last_argmax)
     else:
-        a, b = tl.associative_scan((a, b), 0, last_argmin)
-    last = tl.arange(0, GROUP) == GROUP - 1
-    return pick(a, last, 0, False), pick(b, last, 0, False)
+        a, b = tl.associative_scan((a, b), axis, last_argmin)
+    last = lanes_of_group(x) == GROUP - 1
+    return pick(a, last, axis, axis > 0), pick(b, last, axis, axis > 0)
 
 
 @triton.jit
@@ -573,7 +584,7 @@ def before_two(x, y, start, start_y, KIND: tl.constexpr, words, row, part, parts
         all_x, all_y = joined_two(near, near_y, x, y, KIND)
         send(all_x, words, groups + group * WORDS)
         send(all_y, words, groups + group * WORDS + (WORDS - 2))
-    far, far_y = tl.full([], start, x.dtype), tl.full([], start_y, y.dtype)
+    far, far_y = tl.full(x.shape, start, x.dtype), tl.full(y.shape, start_y, y.dtype)
     for done in range(0, group, GROUP):
         count = tl.minimum(group - done, GROUP)
         a, b = received_two(x, y, start, start_y, KIND, words, groups + done * WORDS, count, WORDS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
-from gyrator.ir.index import ONE, Index, substitute
+from gyrator.ir.index import ONE, ZERO, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.refs import coords_of
@@ -41,7 +41,7 @@ MIN_PART, MIN_SHARED, LEAST_SHARED = 1 << 11, 1 << 13, 1 << 16
 """Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""
 
 SCAN_PARTS = (8192, 4096, 16384)
-"""Elements of a part of a row that is scanned."""
+"""Elements of a part of a row that is scanned, or of eight columns."""
 
 
 def split_on_gpu(program: Program, gpu: Gpu) -> Program:
@@ -112,9 +112,14 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford", "softmax"):
         return None
     column = is_column(nest, root)
-    if mixed and column and kept <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
-        at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), power(BYTES_AT_ONCE // (mixed * kept) + 1) // 2))
-        return cut_in_turns(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED))
+    apart = max(_apart(nest, root), 1)
+    wide = kept // apart
+    if mixed and column and wide <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
+        at_once = max(1, min(MOST_AT_ONCE * max(512 // wide, 1), power(BYTES_AT_ONCE // (mixed * wide) + 1) // 2))
+        wanted = min(gpu.processors * at_once // apart, row // MIN_ROWS_MIXED)
+        if apart > 1:  # in a grid of more than parts all have as many rows
+            return even_cut(root.reduced, wanted, range(2, wanted + 1), aligned=False)
+        return cut_in_turns(root.reduced, wanted)
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
@@ -122,6 +127,14 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         return None
     even = _even(root.reduced, wanted, 1 if column else MIN_RUN)
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
+
+
+def _apart(nest: Nest, root: Reduce) -> int:
+    """How many stacks of rows, one beyond the other, are summed each: for ``x[b, i, c]`` over ``i`` one per ``b``."""
+    positions = [load.value.position(load.index) for load in loads(root.body)]
+    largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
+    steps = {a: volume((largest.coefficient(a) or ZERO,)) for a in (*nest.axes, *root.reduced)}
+    return iterations(a for a in nest.axes if steps[a] > max(steps[b] for b in root.reduced))
 
 
 def _even(joint: Axes, wanted: int, run: int) -> Cut | None:
@@ -141,21 +154,23 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     Refuses scatters, transpositions, and sums down the columns beside those of rows.
 
     Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
-    waits only for those before it. Refuses reductions beside them, and what is computed once for a row."""
+    waits only for those before it. They share up to four times as many columns, several at once. Refuses reductions
+    beside them, and what is computed once for a row."""
     if gpu is None or not group.members[0].nest.on_gpu or group.serial or len(group.spaces) != 1:
         return ()
     roots = {type(m.nest.root) for m in group.members}
     if Scatter in roots or not roots & {Reduce, Scan}:
         return ()
     outer, space = group.outer, group.spaces[0]
-    refused = any(transposes(m.nest) for m in group.members) or across_rows(group)
+    refused, columns = any(transposes(m.nest) for m in group.members), across_rows(group)
     if Scan in roots:
         refused |= Reduce in roots or any(m.space is None for m in group.members)
         refused |= any(isinstance(m.nest.root, Scan) and "sort" in m.nest.root.kind for m in group.members)
-        few = iterations(outer, 1) <= 2 * gpu.processors
-        return SCAN_PARTS if few and iterations(space, MIN_SHARED) >= MIN_SHARED and not refused else ()
+        most, least = (4, MIN_SHARED // 4) if columns else (2, MIN_SHARED)
+        few = iterations(outer, 1) <= most * gpu.processors
+        return SCAN_PARTS if few and iterations(space, least) >= least and not refused else ()
     rows, row = group.sides
-    refused |= any(a.extent.value is None for a in (*outer, *space))
+    refused |= columns or any(a.extent.value is None for a in (*outer, *space))
     short = row < MIN_SHARED or (rows * row < LEAST_SHARED and row <= SHORT_ROW)
     if refused or short or not 0 < 2 * rows <= gpu.processors:
         return ()

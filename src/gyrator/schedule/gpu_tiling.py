@@ -149,12 +149,18 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
 
 
 def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
-    """A program handles a part of a row: as many as there are share it."""
+    """A program handles a part of a row, or where columns are scanned of eight: as many as there are share it."""
     (axis,) = walk.rows
     tiles = (Tile(axis, "RBLOCK", whole=True),)
     if any(_scans(loop) for loop in walk.rows[axis]):
         updates = [s for loop in walk.rows[axis] for s in loop.body if isinstance(s, Update)]
         state = power(sum(max(arg.dtype.itemsize, 4) for s in updates for arg in s.args) + 1) // 2  # 12 counts as 8
+        if walk.grid and _walks_columns(walk):
+            x, some, few, many = min(power(iterations(walk.grid[-1:])), 8), parts[0], min(parts), max(parts)
+            sizes = [(some, 4), (many, 8), (few, 8)] if state <= 4 else [(few, 4), (some, 4), (few, 8)]
+            more = max(len(s.args) for s in updates)
+            configs = [Config((("XBLOCK", x), ("RBLOCK", n // x)), warps * more) for n, warps in sizes]
+            return Tiling((Tile(walk.grid[-1], "XBLOCK"), *tiles), tuple(dict.fromkeys(configs)), "split scan")
         sizes = [(n, min(max(n * state >> 12, 4), 32)) for n in parts]
         sizes = [(n, warps) for n, warps in sizes if warps <= 16] or [(min(parts), 32)]
         configs = [Config((("RBLOCK", n),), warps) for n, warps in sizes]

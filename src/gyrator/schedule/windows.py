@@ -47,7 +47,8 @@ def _fits(nest: Nest, root: Reduce, further: Set[Value]) -> bool:
     large = elements > MOST and 8 * held < elements
     spread = elements <= ROW and min((_uses(load, nest, root) for load in read), default=0) >= ROW
     spread &= not further.isdisjoint(nest.out) or (nest.on_gpu and elements & (elements - 1) > 0)
-    row = not (held or spread) or (elements > ROW and all(_is_row(load, nest, root) for load in read))
+    moving = [load for load in read if load.axes() & {*root.reduced}]
+    row = not (held or spread) or (elements > ROW and all(_is_row(load, nest, root) for load in moving))
     if (large or row) and (nest.on_gpu or root.kind not in ("argmax", "argmin")):
         return False
     indices = {index for node in root.body[0].walk() for index in node.indices()}

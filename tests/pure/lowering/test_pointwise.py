@@ -75,9 +75,10 @@ def test_binary_ops_with_numbers_and_0d_tensors(name: str) -> None:
             check(fn, x, torch.tensor(number))
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, -1, -2, 0.5, -0.5, 2.5, 7])
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, -1, -2, 0.5, -0.5, 1.5, -1.5, 2.5, 6, 7, 8, 9])
 def test_powers(exponent: float) -> None:
     check(lambda x: x.abs() ** exponent, tensor(*SHAPE))
+    check(lambda x: x**exponent, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -2, 1e30, 1e-30]))
     check(lambda x: x.abs() ** exponent, tensor(*SHAPE, dtype=torch.bfloat16))
     if exponent >= 0:
         check(lambda x: x**exponent, tensor(*SHAPE, dtype=torch.int64))
