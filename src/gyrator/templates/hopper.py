@@ -11,13 +11,8 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gyrator.templates.attention import FAR, listed, rows_of, scored, seen, tiles_in_all, unit, window
 
@@ -168,15 +163,15 @@ def step(
     s, before = t % STAGES, (t - 1) % STAGES
     mbarrier.wait(k_full.index(s), t // STAGES & 1)
     empty = gl.full((q.shape[0], k.shape[1]), 0.0, gl.float32, SCORES)
-    raw = warpgroup_mma(q, k.index(s).permute((1, 0)), empty, use_acc=False, is_async=True)
+    raw = hopper.warpgroup_mma(q, k.index(s).permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(before), (t - 1) // STAGES & 1)
-    acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-    raw = warpgroup_mma_wait(1, deps=[raw])
+    acc = hopper.warpgroup_mma(p, v.index(before), acc, is_async=True)
+    raw = hopper.warpgroup_mma_wait(1, deps=[raw])
     mbarrier.arrive(k_free.index(s), count=1)
     power, top, total, shrink = powers(
         raw, top, total, b, h, i, j, masked, m, n, scale, score, keep, reads, OPEN, EVEN_N, PLAIN
     )
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    acc = hopper.warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     return gl.convert_layout(power.to(q.dtype), p.type.layout), top, total, acc
@@ -212,8 +207,8 @@ def own(
         if tiles > 0:
             mbarrier.wait(k_full.index(done % STAGES), done // STAGES & 1)
             raw = gl.full((ROWS, COLUMNS), 0.0, gl.float32, SCORES)
-            raw = warpgroup_mma(q, k.index(done % STAGES).permute((1, 0)), raw, use_acc=False, is_async=True)
-            raw = warpgroup_mma_wait(0, deps=[raw])
+            raw = hopper.warpgroup_mma(q, k.index(done % STAGES).permute((1, 0)), raw, use_acc=False, is_async=True)
+            raw = hopper.warpgroup_mma_wait(0, deps=[raw])
             mbarrier.arrive(k_free.index(done % STAGES), count=1)
             j = where_tile(0, some, partial, whole, SIDE_N, COLUMNS, LISTED) + column
             power, top, total, _shrink = powers(
@@ -228,8 +223,8 @@ def own(
                 )  # fmt: skip
             last = done + tiles - 1
             mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
-            acc = warpgroup_mma(p, v.index(last % STAGES), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            acc = hopper.warpgroup_mma(p, v.index(last % STAGES), acc, is_async=True)
+            acc = hopper.warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(last % STAGES), count=1)
         mbarrier.arrive(q_free.index(C), count=1)
         store(results, acc, top, total, b, h, i, m)
@@ -289,7 +284,7 @@ def forward(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2),
         barriers(1, 1).index(0), barriers(1, 2).index(0),
     )  # fmt: skip
-    fence_async_shared()
+    hopper.fence_async_shared()
     gl.warp_specialize(
         [
             (own, (
