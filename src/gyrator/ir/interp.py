@@ -33,10 +33,7 @@ class Run:
 
 
 def run_program(
-    program: Program,
-    inputs: Sequence[Given],
-    constants: Mapping[str, Tensor] | None = None,
-    externs: Callables | None = None,
+    program: Program, inputs: Sequence[Given], constants: Mapping[str, Tensor] = {}, externs: Callables | None = None
 ) -> Run:
     """Run ``program`` on one argument per input; arguments are not written into. ``constants`` are by key. ``externs``
     finds the function of an op that torch does not know. Outputs and values lie in memory exactly as their strides say.
@@ -46,7 +43,7 @@ def run_program(
     gpu = next((given.device for given in inputs if isinstance(given, Tensor) and given.is_cuda), None)
     with gpu or nullcontext():  # where what is computed lies, too
         machine = _Machine({}, {}, externs or {})
-        machine.bind(program, inputs, constants or {})
+        machine.bind(program, inputs, constants)
         for node in program.nodes:
             if isinstance(node, Nest):
                 machine.nest(node)
