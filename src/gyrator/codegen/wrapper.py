@@ -74,12 +74,7 @@ Kernels = Mapping[str, BuiltKernel | TritonKernel]
 
 
 def print_wrapper(
-    plan: Plan,
-    kernels: Kernels,
-    *,
-    shown: Container[int] = (),
-    results: Container[int] = (),
-    align: Container[Value] = (),
+    plan: Plan, kernels: Kernels, shown: Container[int] = (), results: Container[int] = (), align: Container[Value] = ()
 ) -> str:
     """The text of the program that performs `plan`.
 
