@@ -200,14 +200,8 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
     elif task.device.type == "cuda":
         graph = with_activations(graph)
     with session.stage("lower"):
-        lowered = lower(
-            graph,
-            symbols=Symbols(task.shape_env),
-            name=session.name,
-            updates=task.updates,
-            numerics=config.numerics,
-            computed=builder.computed,
-        )
+        symbols = Symbols(task.shape_env)
+        lowered = lower(graph, symbols, session.name, task.updates, config.numerics, builder.computed)
     session.keep("lower", lowered.program)
     if session.dump is not None:
         session.dump.write("lowered", program_text(lowered.program))

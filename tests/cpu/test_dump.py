@@ -78,11 +78,11 @@ def test_a_compile_that_fails_leaves_the_times_of_all_its_graphs(
     """Backward fails here; forward, whose kernels are being built, was never waited for."""
     lower, seen = pipeline.lower, list[str]()
 
-    def fails(*args: Any, name: str, **kwargs: Any) -> Any:
+    def fails(graph: Any, symbols: Any, name: str, *more: Any) -> Any:
         seen.append(name)
         if len(seen) == 2:
             raise RuntimeError("of the test")
-        return lower(*args, name=name, **kwargs)
+        return lower(graph, symbols, name, *more)
 
     monkeypatch.setattr(pipeline, "lower", fails)
     torch._dynamo.reset()

@@ -53,7 +53,6 @@ class Lowered:
 
 def lower(
     graph: fx.GraphModule,
-    *,
     symbols: Symbols,
     name: str = "graph",
     updates: Sequence[tuple[int, int]] = (),
