@@ -119,7 +119,7 @@ def subgraphs_of(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     small = (m, k, n) if batch else (1, k, n)
     many = batch[0] >= MANY_PRODUCTS if batch else m >= MANY_ROWS
     if many and 0 < max(small) <= LONGEST and prod(small) <= MOST_MULTIPLIED:
-        ways["by_elements"] = _by_elements
+        ways["by_elements"] = lambda a, b: (a.float().unsqueeze(-1) * b.float().unsqueeze(-3)).sum(-2)
     scales: Any = node.kwargs
     return tuple(SubgraphTemplate(name, partial(_added, way, **scales)) for name, way in ways.items())
 
@@ -136,11 +136,6 @@ def _split(splits: int, left: Tensor, right: Tensor) -> Tensor:
     else:  # the processor's bmm would round partial products to the inputs' dtype
         partials = torch.bmm(a.float(), b.float())
     return partials.view(*batch, splits, m, n).sum(len(batch))
-
-
-def _by_elements(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, multiplied and summed in float32."""
-    return (left.float().unsqueeze(-1) * right.float().unsqueeze(-3)).sum(-2)
 
 
 def _added(product: Callable[[Tensor, Tensor], Tensor], *inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
