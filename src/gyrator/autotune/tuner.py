@@ -105,7 +105,7 @@ class Tuner:
         choice = Choice(title, tuple(map(_trial, competing[:1])), known=False)
         if rivals and config.gemm_backends not in UNTIMED:
             with session.stage("autotune"):
-                choice = self._timed(title, about, competing, panels)
+                choice = self._time(title, about, competing, panels)
         if rivals:
             self.choices.append(choice)
             if not config.autotune_silent and config.gemm_backends not in UNTIMED:
@@ -117,9 +117,7 @@ class Tuner:
             session.warn(f"{title}: no candidate is viable, so the library is called ({why})")
         return ranked
 
-    def _timed(
-        self, title: str, about: str, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]]
-    ) -> Choice:
+    def _time(self, title: str, about: str, candidates: Sequence[Candidate], panels: Sequence[Sequence[int]]) -> Choice:
         config, stores, on_gpu = self.builder.session.config, self.builder.stores, self.device.type == "cuda"
         store, target = stores.times, self.builder.targets.key()
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
