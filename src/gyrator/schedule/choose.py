@@ -140,7 +140,7 @@ class _Chooser:
         backends, op = self._options.gemm_backends, _op(call)
         device = product.out.device.type
         if device == "cpu" and self._cpu is not None and CPP in backends:
-            plain = [Templated(call, t, (c,)) for t, c in cpu_configs(product, self._cpu)]
+            plain = [Templated(call, PANELS, (c,)) for c in cpu_configs(product, self._cpu)]
             made = [frozen(unit, product.right, self._program, self._cpu) for unit in plain]
             self.packings |= {p.value: p for _, packed in made for p in packed}
             return tuple(Alternative(f"cpp_{op}_{k}", CPP, (u,), u.configs[0].blocks) for k, (u, _) in enumerate(made))

@@ -67,8 +67,8 @@ class Cpu:
         return 64 // dtype.itemsize if self.on_tiles(dtype) else self.group(dtype)
 
 
-def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
-    """Templates and their numbers for a product, the likely best first.
+def cpu_configs(product: Product, cpu: Cpu) -> Iterator[Config]:
+    """The template's numbers for a product, the likely best first.
     MR rows and V registers of columns (NR in all) are summed in registers; TAIL is the height of the last panel."""
     dtype = product.left.value.dtype
     if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
@@ -94,7 +94,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
             "BLOCK_N": _block(n or TILE_COLUMNS, columns, unit),
             "BLOCK_K": _block(k or depth, depth, cpu.unit(dtype) if tiles else LANES),
         }  # fmt: skip
-        yield PANELS, Config(tuple(blocks.items()), 1)
+        yield Config(tuple(blocks.items()), 1)
 
 
 def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
@@ -106,7 +106,7 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
     widened = product.ends is None and (dtype == torch.float32 or cpu.has_dots(dtype))
     fast = tall if cpu.on_tiles(dtype) else widened
-    return tuple(config for _, config in cpu_configs(product, cpu))[:1] if fast else ()
+    return tuple(cpu_configs(product, cpu))[:1] if fast else ()
 
 
 def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
@@ -117,7 +117,7 @@ def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     if cpu.favoured or few or dtype not in (torch.float32, torch.float16) or product.scales or cpu.isa == "scalar":
         return ()
     exact = (dtype == torch.float16 or float32_matmul_precision() == "highest") and product.window is None
-    return tuple(config for _, config in cpu_configs(product, cpu))[:1] if exact else ()
+    return tuple(cpu_configs(product, cpu))[:1] if exact else ()
 
 
 def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:

@@ -138,7 +138,7 @@ def test_products_that_cost_less_than_a_call(m: int, k: int, n: int, found: list
 def test_threads_get_tiles_of_as_many_columns(m: int, n: int, threads: int, found: tuple[int, int]) -> None:
     of = product(torch.mm, torch.empty(m, 64), torch.empty(64, n))
     assert of is not None
-    _, config = next(cpu_configs(of, Cpu("avx512", threads)))
+    config = next(cpu_configs(of, Cpu("avx512", threads)))
     blocks = dict(config.blocks)
     assert (blocks["BLOCK_M"], blocks["BLOCK_N"]) == found
 
