@@ -168,7 +168,6 @@ def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
 def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
     for kernel in record.kernels:
         facts = kernel.facts
-        x, y, r = facts.numels
         yield {
             "kernel_name": kernel.name,
             "kernel_path": str(folder),
@@ -180,9 +179,7 @@ def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
             "num_for_loop": facts.loops,
             "num_atomic_add": facts.atomics,
             "num_args": kernel.arguments,
-            "xnumel": x,
-            "ynumel": y,
-            "rnumel": r,
+            **dict(zip(("xnumel", "ynumel", "rnumel"), facts.numels, strict=True)),
             "kernel_args_num_gb": kernel.bytes / 1e9,
         }
 
