@@ -68,9 +68,7 @@ def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operan
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 
-def _addc(
-    name: str, b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
-) -> TensorRef:
+def _addc(name: str, b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, value: Operand = 1) -> TensorRef:
     """addcmul and addcdiv: x + value·s·t, x + value·s/t."""
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op(name, _scaled(q, value), r)))
 
