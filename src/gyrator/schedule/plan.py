@@ -62,10 +62,9 @@ class Call:
     names. Otherwise the op allocates; each result that has a value is checked against the value's shape,
     dtype and strides, and copied if only the strides differ.
 
-    For each of ``extern.mutates`` the new version is allocated before, either in place of the old one or fresh
-    with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound after
-    the call: to a result's size where a result has the symbol as a dimension, else to the number that the op returns.
-    """
+    For each of ``extern.mutates`` the new version is allocated before, either in place of the old one or fresh with a
+    ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound after the call:
+    to a result's size where a result has the symbol as a dimension, else to the number that the op returns."""
 
     extern: Extern
     into: bool = False
