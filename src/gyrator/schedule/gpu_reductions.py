@@ -153,9 +153,8 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     and the parts stay in registers: all programs must run at the same time, so there is one on a multiprocessor.
     Refuses scatters, transpositions, and sums down the columns beside those of rows.
 
-    Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
-    waits only for those before it. They share up to four times as many columns, several at once. Refuses reductions
-    beside them, and what is computed once for a row."""
+    Scans share rows of any length, at most twice as many as multiprocessors, or columns, four times as many: a program
+    waits only for those before it. Refuses reductions beside them, and what is computed once for a row."""
     if gpu is None or not group.members[0].nest.on_gpu or group.serial or len(group.spaces) != 1:
         return ()
     roots = {type(m.nest.root) for m in group.members}
