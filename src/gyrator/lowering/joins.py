@@ -53,8 +53,6 @@ def joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Inde
 
 def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Operand = 0) -> TensorRef:
     """Pairs of (before, after) from the last dimension on; negative ones cut off."""
-    if ZERO in x.shape:
-        return b.full(out, value)
     before = [*[ZERO] * (x.rank - len(pad) // 2), *map(as_index, reversed(pad[::2]))]
 
     def body(at: Coords) -> Expr:

@@ -11,7 +11,7 @@ from gyrator.autograd import ops
 from gyrator.ir.expr import Expr, Scalar
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, promoting_like
+from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, promoting_like
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -152,12 +152,9 @@ def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high
 
 
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    """isnan and the like: false for integers, but for their sign."""
-    if x.dtype.is_floating_point:
-        return b.pointwise(out, lambda at: op(name, cast(x.load(at), compute_dtype(x.dtype))))
-    if name == "signbit":
-        return b.pointwise(out, lambda at: op("lt", x.load(at), constant(0, x.dtype)))
-    return b.full(out, False)
+    """isnan and the like; of integers as floats, which keep their sign."""
+    dtype = compute_dtype(x.dtype) if x.dtype.is_floating_point else torch.float32
+    return b.pointwise(out, lambda at: op(name, cast(x.load(at), dtype)))
 
 
 def _copy(b: Builder, out: Meta, into: TensorRef, x: Operand, *_: Any) -> Any:

@@ -133,14 +133,14 @@ def _position(kind: str, b: Builder, out: Meta, x: TensorRef, dim: Dims = None, 
 
 
 def _extreme_and_position(
-    kind: str, b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, keepdim: bool = False
+    name: str, b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, keepdim: bool = False
 ) -> Any:
     """max and min, of all elements without the position; the library refuses to choose among none."""
     if not is_nonnegative(count(x.shape, reduced_dims(dim, x.rank)) - 1):
         return NotImplemented
     if isinstance(out, Meta):
-        return _reduced(*(("max", "any") if kind == "argmax" else ("min", "all")), b, out, x)
-    best, index = _extreme(b, out[0], x, dim, kind, ALL)
+        return _reduced(name, "any" if name == "max" else "all", b, out, x)
+    best, index = _extreme(b, out[0], x, dim, f"arg{name}", ALL)
     return [b.narrowed(best, out[0]), index]
 
 
@@ -214,8 +214,7 @@ LOWERINGS: Family = {
     **rows(_variance, "var var_mean", "correction"),
     **rows(partial(_reduced, "max", "any"), "amax"),
     **rows(partial(_reduced, "min", "all"), "amin"),
-    **rows(partial(_extreme_and_position, "argmax"), "max", "dim default"),
-    **rows(partial(_extreme_and_position, "argmin"), "min", "dim default"),
+    **named_rows(_extreme_and_position, "max min", "dim default"),
     **named_rows(_position, "argmax argmin"),
     **named_rows(_any_all, "any all", "default dim dims"),
     **rows(partial(_running, "sum"), "cumsum"),

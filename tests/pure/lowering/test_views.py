@@ -89,6 +89,7 @@ def test_what_is_no_strided_window_is_copied_once() -> None:
         lambda x, y: F.pad(x, (1, 2, -1, 3), value=0.5),
         lambda x, y: torch.stack([x.sum(), y.mean()]),
         lambda x, y: F.pad(torch.cat([x, y]), (1, 2)) * 3,
+        lambda x, y: F.pad(x[:, :0], (2, 1), value=2.0),
         lambda x, y: x.flip(0, 1),
     ],
 )
