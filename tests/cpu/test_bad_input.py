@@ -179,6 +179,9 @@ REFUSED = {
     "the smallest of empty columns": lambda x: x[:0].min(0)[0] + 1,
     "the largest of what a mask chooses": lambda x: x[x > 9].max(0),
     "an integer to a negative power": lambda x: x.int() ** -1,
+    "a byte filled with more than it holds": lambda x: x.to(torch.int8).fill_(300),
+    "a byte chosen that holds less": lambda x: torch.where(x > 9, x.to(torch.int8), -129),
+    "half precision filled with more than it holds": lambda x: torch.full_like(x, 7e4, dtype=torch.float16),
 }
 
 

@@ -14,9 +14,16 @@ from gyrator.ir.expr import Expr, IndexValue, Random
 from gyrator.ir.index import Index, IndexLike, as_index, linear
 from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, element, number, op
+from gyrator.lowering.typed import Operand, cast, constant, element, number, op
 
 prims = torch.ops.prims
+
+
+def _full(b: Builder, out: Meta, value: Operand) -> Any:
+    """A tensor filled with one number; one that its dtype cannot hold is left to the call, which raises."""
+    if isinstance(value, (int, float)) and value == value and constant(value, out.dtype).value != value:
+        return NotImplemented
+    return b.full(out, value)
 
 
 def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
@@ -70,8 +77,7 @@ RANDOM: Family = {
 
 LOWERINGS: Family = {
     **RANDOM,
-    **rows(lambda b, out, size, value, **_: b.full(out, value), "full full_like"),
-    **rows(lambda b, out, value, **_: b.full(out, value), "scalar_tensor"),
+    **rows(lambda b, out, *given, **_: _full(b, out, given[-1]), "full full_like scalar_tensor"),
     # zeros, which cost nothing where they are inlined
     **rows(lambda b, out, *_, **__: b.full(out, 0), _EMPTY, "default memory_format"),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),
