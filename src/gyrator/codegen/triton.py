@@ -117,9 +117,8 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
     counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
     if tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row or of columns
-        row, (scans, words) = tiling.tiles[-1], _scans(kernel)
-        parts = (row.axis.extent - 1) // min(dict(config.blocks)[row.block] for config in tiling.configs) + 1
-        each = 2 * scans * words * blocks.get("XBLOCK", 1)
+        parts = (tiling.tiles[-1].axis.extent - 1) // min(dict(c.blocks)["RBLOCK"] for c in tiling.configs) + 1
+        each = 2 * prod(_scans(kernel)) * blocks.get("XBLOCK", 1)
         yield Workspace("counters", (product(counts) * parts * each + 1) * 8, zeroed=True)
     if not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
