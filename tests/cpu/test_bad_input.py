@@ -195,6 +195,12 @@ def test_what_eager_refuses_to_compute_is_an_error(name):
         torch.compile(fn, backend="gyrator")(x)
 
 
+def test_truth_values_are_not_subtracted_whatever_their_number():
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="bool"):
+        torch.compile(lambda x: x - x, backend="gyrator", dynamic=True)(torch.tensor([True, False]))
+
+
 def test_sizes_that_do_not_fit_are_refused_as_in_eager():
     torch._dynamo.reset()
     with pytest.raises(RuntimeError):
