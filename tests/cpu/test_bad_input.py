@@ -181,7 +181,6 @@ REFUSED = {
     "an integer to a negative power": lambda x: x.int() ** -1,
     "a byte filled with more than it holds": lambda x: x.to(torch.int8).fill_(300),
     "a byte chosen that holds less": lambda x: torch.where(x > 9, x.to(torch.int8), -129),
-    "half precision filled with more than it holds": lambda x: torch.full_like(x, 7e4, dtype=torch.float16),
 }
 
 

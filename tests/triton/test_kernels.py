@@ -362,6 +362,13 @@ def test_sums_of_a_stack_of_rows_are_split_where_stacks_are_few(interpreter: Wor
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
 
 
+def test_stacks_whose_rows_have_no_even_parts_are_summed_as_columns() -> None:
+    """Not by a program or two: 197 tokens have no parts."""
+    args = floats(8, 197, 768), floats(8, 197, 768), floats(8, 768)
+    plan = gpu_plan(on_gpu(lowered(adaptive_norm_backward, *args).program))
+    assert len(plan.kernels) > 1
+
+
 def test_rows_past_those_of_a_tile_are_left_to_the_programs_whose_they_are(interpreter: Worker) -> None:
     """Results take the memory of gradients, 65 programs the rows in turns, of tiles of 4: some rows would be read when
     they are results."""

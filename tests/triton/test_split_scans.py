@@ -15,6 +15,7 @@ from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import Workspace
 from gyrator.ir.index import evaluate
 from gyrator.ir.tree import Config
+from gyrator.runtime.targets import print_with_room
 from gyrator.runtime.triton_build import request_for
 from gyrator.schedule import gpu_reductions
 from gyrator.schedule.gpu import Gpu
@@ -184,6 +185,12 @@ def test_a_split_scan_never_fuses_with_a_reduction() -> None:
     assert categories(plan)[0] == "split scan" and len(categories(plan)) > 1
     normal = plan_of(lambda x: x.cumsum(-1) / x.abs().amax(-1, keepdim=True), (torch.empty(4, 65536),))
     assert "split scan" in categories(normal) and "scan" not in categories(normal)
+
+
+def test_no_larger_tiles_are_tried_than_the_memory_for_flags_is_meant_for() -> None:
+    """The program that ends last clears as much as the text says."""
+    (kernel,) = plan_of(lambda x: x.cumsum(0), (torch.empty(1 << 16, 64),)).kernels
+    assert print_with_room(print_triton, kernel).room == ()
 
 
 @pytest.mark.usefixtures("short_rows")

@@ -20,8 +20,8 @@ prims = torch.ops.prims
 
 
 def _full(b: Builder, out: Meta, value: Operand) -> Any:
-    """A tensor filled with one number; one that its dtype cannot hold is left to the call, which raises."""
-    if isinstance(value, (int, float)) and value == value and constant(value, out.dtype).value != value:
+    """A tensor filled with one number; one that integers cannot hold is left to the call, which raises."""
+    if isinstance(value, int | float) and not out.dtype.is_floating_point and constant(value, out.dtype).value != value:
         return NotImplemented
     return b.full(out, value)
 

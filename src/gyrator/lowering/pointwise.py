@@ -62,9 +62,8 @@ def _scaled(y: Expr, alpha: Operand) -> Expr:
 def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> Any:
     """add and sub: x ± alpha·y; of bools, which the library refuses to subtract, either one."""
     if out.dtype == torch.bool:
-        if name == "sub":
-            return NotImplemented
-        return b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
+        either = b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
+        return either if name == "add" else NotImplemented
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 

@@ -111,15 +111,14 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     kept, row = iterations(nest.axes), iterations(root.reduced)
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford", "softmax"):
         return None
-    column = is_column(nest, root)
-    apart = max(_apart(nest, root), 1)
-    wide = kept // apart
+    column, wide = is_column(nest, root), kept // max(_stacks(nest, root), 1)
     if mixed and column and wide <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
         at_once = max(1, min(MOST_AT_ONCE * max(512 // wide, 1), power(BYTES_AT_ONCE // (mixed * wide) + 1) // 2))
-        wanted = min(gpu.processors * at_once // apart, row // MIN_ROWS_MIXED)
-        if apart > 1:  # in a grid of more than parts all have as many rows
-            return even_cut(root.reduced, wanted, range(2, wanted + 1), aligned=False)
-        return cut_in_turns(root.reduced, wanted)
+        most = min(gpu.processors * at_once * wide // kept, row // MIN_ROWS_MIXED)
+        parts = range(max(most // 2, 2), most + 1)  # in a grid of more than parts all have as many rows
+        cut = even_cut(root.reduced, most, parts, aligned=False) if wide < kept else cut_in_turns(root.reduced, most)
+        if cut is not None:
+            return cut
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
@@ -129,10 +128,10 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
 
 
-def _apart(nest: Nest, root: Reduce) -> int:
+def _stacks(nest: Nest, root: Reduce) -> int:
     """How many stacks of rows, one beyond the other, are summed each: for ``x[b, i, c]`` over ``i`` one per ``b``."""
-    positions = [load.value.position(load.index) for load in loads(root.body)]
-    largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
+    places = (load.value.position(load.index) for load in loads(root.body))
+    largest = max(places, key=lambda place: iterations(place.axes()), default=ZERO)
     steps = {a: volume((largest.coefficient(a) or ZERO,)) for a in (*nest.axes, *root.reduced)}
     return iterations(a for a in nest.axes if steps[a] > max(steps[b] for b in root.reduced))
 

@@ -40,7 +40,7 @@ class _Reads:
     shifted: bool = False
 
 
-def inline(program: Program, rule: Rule) -> Program:
+def inline(program: Program, rule: Rule, *, smaller: bool = False) -> Program:
     """Copy a pointwise producer P into its readers where that is cheaper than storing and loading it.
 
     Before: ``v1 = nest[i] x[i]*2;  v2 = nest[i] exp(v1[i])``; after: ``v2 = nest[i] exp(x[i]*2)``.
@@ -51,7 +51,8 @@ def inline(program: Program, rule: Rule) -> Program:
     transcendental bodies that would be evaluated more often than P has elements, and for transposed copies that are
     read again and again, or of which long rows are reduced, unless what follows from them is transposed back; and on a
     GPU for what is narrower than the sums of windows it is of. Readers at the same index share it by fusion: what takes
-    two large operands has one reader, on a GPU more if one of them reads it elsewhere (``exp(a·b)`` and its shift)."""
+    two large operands has one reader, on a GPU more if one of them reads it elsewhere (``exp(a·b)`` and its shift).
+    ``smaller``: only what is of nothing as large as itself, as distances of pairs of points."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
     reads, sums = _reads(program, pinned), _window_sums(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
@@ -59,7 +60,8 @@ def inline(program: Program, rule: Rule) -> Program:
     def inlined(nest: Nest) -> tuple[Nest, ...]:
         nest = _with_producers(nest, bodies_of, rule)
         root, value = nest.root, nest.out[0]
-        kept = value in pinned
+        large = smaller and any(volume(load.value.shape) >= iterations(nest.axes) for load in loads(expressions(root)))
+        kept = large or value in pinned
         if isinstance(root, Pointwise) and value in reads and _wanted(root.body, nest, reads[value], sums, kept):
             bodies_of[value] = (nest, root.body)
             return (nest,) if value in pinned else ()

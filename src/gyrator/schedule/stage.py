@@ -67,7 +67,7 @@ def program_passes(rule: Rule, session: Session, gpu: Gpu | None) -> tuple[Pass[
         *((Pass("inline", lambda p: inline(p, rule), check_program),) if config.inline else ()),
         *((Pass("lay parts", lay_parts, check_program),) if config.inplace else ()),
         Pass("unroll windows", unroll_windows, check_program),
-        *((Pass("inline windows", lambda p: inline(p, rule), check_program),) if config.inline else ()),
+        *((Pass("inline windows", lambda p: inline(p, rule, smaller=True), check_program),) if config.inline else ()),
         *(() if gpu is None else _passes_on_gpu(gpu, session)),
         Pass("split reductions", split_reductions, check_program),
         Pass("predicate", lambda p: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
