@@ -127,11 +127,11 @@ def print_forms(kernel: Kernel, *, early: bool = False) -> TritonKernel:
 
 def print_with_room(forms: Callable[[Kernel], TritonKernel], kernel: Kernel) -> TritonKernel:
     """A kernel on a GPU whose text holds for blocks of the grid and of looped rows up to four times as large as any of
-    its configs has. Templates, loops side by side and scans that programs share are printed as they are."""
+    its configs has, but those of shared scans. Templates and loops side by side are printed as they are."""
     tiling = kernel.tiling
-    if tiling is None or tiling.category in ("template", "foreach", "split scan"):
+    if tiling is None or tiling.category in ("template", "foreach"):
         return forms(kernel)
-    blocks = {tile.block for tile in tiling.tiles if not tile.whole}
+    blocks = {tile.block for tile in tiling.tiles if not (tile.whole or tiling.category == "split scan")}
     room = {b: 4 * max(dict(config.blocks)[b] for config in tiling.configs) for b in sorted(blocks)}
     first = tiling.configs[0]
     widest = replace(first, blocks=tuple((b, room.get(b, n)) for b, n in first.blocks))
