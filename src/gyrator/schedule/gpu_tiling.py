@@ -159,7 +159,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
             x, some, few, many = min(power(iterations(walk.grid[-1:])), 8), parts[0], min(parts), max(parts)
             sizes = [(some, 4), (many, 8), (few, 8)] if state <= 4 else [(few, 4), (some, 4), (few, 8)]
             more = max(len(s.args) for s in updates)
-            configs = [Config((("XBLOCK", x), ("RBLOCK", n // x)), warps * more) for n, warps in sizes]
+            configs = [Config((("XBLOCK", x), ("RBLOCK", max(n // x, 2))), warps * more) for n, warps in sizes]
             return Tiling((Tile(walk.grid[-1], "XBLOCK"), *tiles), tuple(dict.fromkeys(configs)), "split scan")
         sizes = [(n, min(max(n * state >> 12, 4), 32)) for n in parts]
         sizes = [(n, warps) for n, warps in sizes if warps <= 16] or [(min(parts), 32)]
