@@ -259,14 +259,14 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
 def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``.
     What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count, but
-    outweighs the few results of what is summed over pairs."""
+    outweighs results of a sixteenth of it, as of what is summed over all pairs."""
     along = {"rows": 0, "grid": 0, "alike": 0}
     for position, size in walk.accesses:
         alike = any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:])
         rows = any(contiguous(position, a) for a in walk.rows) and not alike
         found = {"rows": rows, "grid": any(contiguous(position, a) for a in walk.grid[-1:]), "alike": alike}
         along |= {kind: max(along[kind], size * _reached(position)) for kind, here in found.items() if here}
-    return along["grid"] * share > along["rows"] and along["grid"] >= along["alike"]
+    return along["grid"] * share > along["rows"] and along["grid"] * 16 > along["alike"]
 
 
 def _reached(position: Index) -> int:
