@@ -279,6 +279,26 @@ def test_short_rows_are_written_out_where_lanes_would_be_idle_or_apart(
     torch.testing.assert_close(got, fn(*args), rtol=2e-5, atol=2e-5)
 
 
+def pull(points: Tensor) -> Tensor:
+    apart = points - points[:, None]
+    return (apart * ((apart**2).sum(-1, keepdim=True) + 0.1) ** -1.5).sum(1)
+
+
+def test_distances_of_pairs_are_computed_where_they_are_read(interpreter: Worker) -> None:
+    x = floats(70, 3)
+    plan = gpu_plan(on_gpu(lowered(pull, x).program))
+    assert len(plan.kernels) == 1 and "pow(" not in kernel_text(plan.kernels[0])
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, pull(x.double()).float(), rtol=2e-5, atol=2e-5)
+
+
+def test_what_is_made_of_windows_is_no_window_of_its_own() -> None:
+    """The exponentials of maxima are computed once, with the maxima, not in each window that they are in."""
+    fn = lambda x: x.unfold(-1, 5, 1).amax(-1).exp().unfold(-1, 5, 1).sum(-1)  # noqa: E731
+    plan = gpu_plan(on_gpu(lowered(fn, floats(64, 2048)).program))
+    assert [kernel_text(kernel).count("exp(") for kernel in plan.kernels] == [1, 0]
+
+
 def test_short_rows_within_longer_ones_are_rows_though_what_is_subtracted_is_no_row(interpreter: Worker) -> None:
     fn = lambda x: x.view(40, -1, 20).log_softmax(-1)  # noqa: E731
     x = floats(40, 60)

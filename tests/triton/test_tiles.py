@@ -173,3 +173,13 @@ def test_what_all_neighbours_read_alike_does_not_make_them_rows() -> None:
     (kernel,) = gpu_plan(on_gpu(lowered(sums, torch.empty(512, 512), torch.empty(512, 64)).program)).kernels
     assert kernel.tiling is not None and [tile.whole for tile in kernel.tiling.tiles] == [False, False]
     assert dict(kernel.tiling.configs[0].blocks)["XBLOCK"] == 32
+
+
+def test_the_few_results_of_sums_over_all_pairs_make_no_columns() -> None:
+    """512 parts are 512 programs, not 64 of eight columns each, as their results alone lie side by side."""
+
+    def pairs(x: Tensor) -> Tensor:
+        return torch.sigmoid(x[:, None] - x).sum()
+
+    first, _ = gpu_plan(on_gpu(lowered(pairs, torch.empty(8192)).program)).kernels
+    assert first.tiling is not None and [tile.block for tile in first.tiling.tiles] == ["RBLOCK"]

@@ -95,8 +95,7 @@ def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> Any:
 
 
 def power(x: Expr, exponent: Scalar) -> Expr:
-    """``x`` to a known power: small ones by multiplication, ±½ (as eager does) and ±1½ by the square root, others by
-    ``pow``."""
+    """``x`` to a known power: small ones by multiplication, ±½ (as eager does) and ±1½ by roots, others by ``pow``."""
     if exponent == 0:
         return like(x, 1)
     if exponent in (0.5, -0.5) and x.dtype.is_floating_point:

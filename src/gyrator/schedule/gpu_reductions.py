@@ -18,7 +18,7 @@ from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
 from gyrator.schedule.layout import across_rows, transposes
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, split, uneven_cut
+from gyrator.schedule.split import Cut, column_place, cut_in_turns, even_cut, split, uneven_cut
 from gyrator.schedule.windows import overlap
 
 COLUMNS, PER_PROCESSOR = 64, 4
@@ -96,7 +96,7 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
     an element, of the widest for values of one size: sums that may join each other are then cut alike."""
     elements: dict[Value, int] = {}
     for node in program.nodes:
-        if isinstance(node, Nest) and isinstance(node.root, Reduce) and not is_column(node, node.root):
+        if isinstance(node, Nest) and isinstance(node.root, Reduce) and column_place(node, node.root) is None:
             size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
             elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
@@ -111,7 +111,8 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     kept, row = iterations(nest.axes), iterations(root.reduced)
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford", "softmax"):
         return None
-    column, wide = is_column(nest, root), kept // max(_stacks(nest, root), 1)
+    place = column_place(nest, root)
+    column, wide = place is not None, kept // (_stacks(place, nest, root) if place else 1)
     if mixed and column and wide <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
         at_once = max(1, min(MOST_AT_ONCE * max(512 // wide, 1), power(BYTES_AT_ONCE // (mixed * wide) + 1) // 2))
         most = min(gpu.processors * at_once * wide // kept, row // MIN_ROWS_MIXED)
@@ -128,11 +129,9 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
 
 
-def _stacks(nest: Nest, root: Reduce) -> int:
+def _stacks(place: Index, nest: Nest, root: Reduce) -> int:
     """How many stacks of rows, one beyond the other, are summed each: for ``x[b, i, c]`` over ``i`` one per ``b``."""
-    places = (load.value.position(load.index) for load in loads(root.body))
-    largest = max(places, key=lambda place: iterations(place.axes()), default=ZERO)
-    steps = {a: volume((largest.coefficient(a) or ZERO,)) for a in (*nest.axes, *root.reduced)}
+    steps = {a: volume((place.coefficient(a) or ZERO,)) for a in (*nest.axes, *root.reduced)}
     return iterations(a for a in nest.axes if steps[a] > max(steps[b] for b in root.reduced))
 
 

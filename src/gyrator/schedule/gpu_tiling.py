@@ -260,13 +260,14 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``.
     What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count, but
     outweighs results of a sixteenth of it, as of what is summed over all pairs."""
-    along = {"rows": 0, "grid": 0, "alike": 0}
+    rows = grid = common = 0
     for position, size in walk.accesses:
+        weight = size * _reached(position)
         alike = any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:])
-        rows = any(contiguous(position, a) for a in walk.rows) and not alike
-        found = {"rows": rows, "grid": any(contiguous(position, a) for a in walk.grid[-1:]), "alike": alike}
-        along |= {kind: max(along[kind], size * _reached(position)) for kind, here in found.items() if here}
-    return along["grid"] * share > along["rows"] and along["grid"] * 16 > along["alike"]
+        common = max(common, weight if alike else 0)
+        rows = max(rows, weight if not alike and any(contiguous(position, a) for a in walk.rows) else 0)
+        grid = max(grid, weight if any(contiguous(position, a) for a in walk.grid[-1:]) else 0)
+    return grid * share > rows and grid * 16 > common
 
 
 def _reached(position: Index) -> int:

@@ -81,7 +81,7 @@ def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
 
 
 def _rows_for_cores(nest: Nest, root: Reduce) -> Cut | None:
-    if not is_column(nest, root) or iterations(nest.axes) >= WIDE:
+    if column_place(nest, root) is None or iterations(nest.axes) >= WIDE:
         return None
     parts = range(PARTS // 2, 2 * PARTS + 1)
     cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
@@ -112,11 +112,11 @@ def cut_in_turns(axes: tuple[Axis, ...], parts: int) -> Cut:
     return Cut(axes, parts, (product([a.extent for a in axes]) + (parts - 1)) // parts, in_turns=True)
 
 
-def is_column(nest: Nest, root: Reduce) -> bool:
-    """Whether the largest loads are contiguous along a kept axis."""
+def column_place(nest: Nest, root: Reduce) -> Index | None:
+    """Where the largest load reads if that is contiguous along a kept axis: columns are reduced; else None."""
     positions = [load.value.position(load.index) for load in loads(root.body)]
     largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
-    return any(largest.coefficient(axis) is ONE for axis in nest.axes)
+    return largest if any(largest.coefficient(axis) is ONE for axis in nest.axes) else None
 
 
 def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
