@@ -194,10 +194,45 @@ def test_what_eager_refuses_to_compute_is_an_error(name):
         torch.compile(fn, backend="gyrator")(x)
 
 
-def test_truth_values_are_not_subtracted_whatever_their_number():
+BOOLS, INTEGERS = torch.tensor([[True, False]]), torch.arange(8).view(1, 2, 4)
+MISTYPED = {
+    "differences of bools": (lambda x: x - x, BOOLS),
+    "a mask less 1": (lambda x: x - 1, BOOLS),
+    "1 less a mask": (lambda x: 1 - x, BOOLS),
+    "floats less a mask": (lambda x: x.float() - x, BOOLS),
+    "relu of bools": (torch.relu, BOOLS),
+    "softmax of integers": (lambda x: x.softmax(-1), INTEGERS),
+    "losses of integers": (lambda x: torch.nn.functional.cross_entropy(x, x[:, 0]), INTEGERS),
+    "gelu of integers": (torch.nn.functional.gelu, INTEGERS),
+    "celu of integers": (torch.nn.functional.celu, INTEGERS),
+    "lerp of integers": (lambda x: torch.lerp(x, x, 2), INTEGERS),
+    "means of parts of integers": (lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2), INTEGERS),
+    "windows of integers": (lambda x: torch.nn.functional.unfold(x, 2), INTEGERS),
+    "products of two types": (lambda x: x.float()[0].mT @ x.double()[0], INTEGERS),
+    "a bias of another type": (lambda x: torch.addmm(x[0].double(), x[0, :, :2].float(), x[0].float()), INTEGERS),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MISTYPED)
+def test_dtypes_that_eager_refuses_are_refused(name, dynamic):
+    """Loops would compute something of them: a softmax of integers was 0 and 1."""
+    function, x = MISTYPED[name]
+    with pytest.raises(RuntimeError):
+        function(x)
     torch._dynamo.reset()
-    with pytest.raises(RuntimeError, match="bool"):
-        torch.compile(lambda x: x - x, backend="gyrator", dynamic=True)(torch.tensor([True, False]))
+    with pytest.raises(RuntimeError, match=r"dtype|bool|Bool|not implemented|not supported"):
+        torch.compile(function, backend="gyrator", dynamic=dynamic)(x)
+
+
+def test_softmax_of_integers_as_floats_and_resized_bytes_are_computed():
+    pixels = torch.randint(0, 256, (1, 3, 5, 7), dtype=torch.uint8)
+    resize = torch.compile(
+        lambda x: torch.nn.functional.interpolate(x, size=(9, 8), mode="bilinear"), backend="gyrator"
+    )
+    assert torch.equal(resize(pixels), torch.nn.functional.interpolate(pixels, size=(9, 8), mode="bilinear"))
+    soft = torch.compile(lambda x: x.softmax(-1, dtype=torch.float32), backend="gyrator")
+    torch.testing.assert_close(soft(INTEGERS), INTEGERS.softmax(-1, dtype=torch.float32))
 
 
 def test_sizes_that_do_not_fit_are_refused_as_in_eager():

@@ -3,6 +3,8 @@ reference interpreter gives."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,6 +94,25 @@ def test_the_opposite_of_0_has_its_sign(dtype: torch.dtype, interpreter: Worker)
     plan = gpu_plan(on_gpu(lowered(torch.neg, x).program))
     (got,) = run_plan(plan, [x], launch=runner(interpreter))
     assert isinstance(got, Tensor) and torch.equal(got, -x) and torch.equal(got.signbit(), (-x).signbit())
+
+
+def _signs(x: Tensor) -> tuple[Tensor, ...]:
+    padded = torch.nn.functional.pad(x[:-1], (0, 1), value=-0.0)
+    return 1 / (x * 0.0 + -0.0), torch.where(x > 0, -0.0, 1.0), x.copysign(-0.0), padded, 1 / torch.full_like(x, -0.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_literal_minus_0_has_its_sign(dtype: torch.dtype, compiler: Worker, interpreter: Worker) -> None:
+    """Triton makes 0.0 of every literal that equals it. Its interpreter does not: the text is looked at, too."""
+    x = torch.tensor([0.0, -0.0, 1.0, -2.0], dtype=dtype)
+    plan = gpu_plan(on_gpu(lowered(_signs, x).program))
+    for got, want in zip(run_plan(plan, [x], launch=runner(interpreter)), _signs(x), strict=True):
+        assert isinstance(got, Tensor) and torch.equal(got.signbit(), want.signbit())
+    sources = [print_triton(kernel) for kernel in plan.kernels]
+    assert any("-0.0" in printed.source for printed in sources)
+    assert not any(re.search(r"(?<!tl.full\(\[\], )-0\.0", printed.source) for printed in sources)
+    for printed in sources:
+        compiler.compile(printed, printed.configs[0], 90)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)

@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, inherited, mapped, values_of
-from gyrator.autograd.decompositions import DecompositionTable
+from gyrator.autograd.decompositions import DecompositionTable, stays_whole
 from gyrator.autograd.effects import Effect, behaviour, is_statement
 from gyrator.autograd.fake_results import metadata_key, same_sizes
 from gyrator.autograd.recorder import Recorder
@@ -74,7 +74,7 @@ class _Pass:
             if isinstance(source, tuple):
                 self._nodes[node] = source[node.args[1]]  # type: ignore[index]
                 return
-        elif target in self._table and isinstance(target, OpOverload):
+        elif target in self._table and isinstance(target, OpOverload) and not stays_whole(node):
             tensors: list[Node] = []
             key = target, _key(node.args, tensors), _key(node.kwargs, tensors)
             if key not in self._templates:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
+from torch.fx import Node
 
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import MOST_FILTERS
@@ -69,7 +70,7 @@ _FROM_TORCH = (
     # indexing
     "_unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
-    "upsample_linear1d upsample_trilinear3d grid_sampler_2d "
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d grid_sampler_2d "
     # products
     "dot vdot mv addmv "
     # casts
@@ -77,10 +78,25 @@ _FROM_TORCH = (
 ).split()
 
 
+_OF_FLOATS = (
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax adaptive_max_pool2d adaptive_max_pool3d "
+    "binary_cross_entropy celu elu frac gelu glu grid_sampler_2d hardshrink hardsigmoid hardswish huber_loss im2col "
+    "lerp log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss silu smooth_l1_loss soft_margin_loss "
+    "softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
+)
+_OF_NUMBERS = "abs addcmul argmax argmin ceil clamp dot floor mv relu rsub sub trunc"
+_REFUSED = {getattr(aten, name): name in _OF_NUMBERS.split() for name in f"{_OF_FLOATS} {_OF_NUMBERS}".split()}
 _PARTLY = overloads("nan_to_num linspace linalg_vector_norm embedding_dense_backward")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
 _NAN_TO_NUM, _LINSPACE, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
-_RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
+
+
+def stays_whole(node: Node) -> bool:
+    """Whether a call is of integers or bools, of which loops would compute what eager does not: it raises, or resizes
+    pictures of bytes by integers."""
+    bools = _REFUSED.get(getattr(node.target, "overloadpacket", None))
+    dtypes = (x.dtype for a in node.args if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
+    return torch.bool in dtypes if bools else bools is not None and not next(dtypes).to_real().is_floating_point
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -134,11 +150,6 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
     """eye(n, m) → (i == j) as the dtype; torch's table counts in uint16, which no kernel does."""
     row, column = (torch.arange(size, device=device) for size in (n, n if m is None else m))
     return (row[:, None] == column).to(dtype or torch.get_default_dtype())
-
-
-def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Whole for bytes on a processor, which eager weights in integers."""
-    return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
 
 
 def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
@@ -229,7 +240,8 @@ def _thin(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
     fast = on_gpu or a.dtype in LOW_PRECISION or size_hint(a.shape[-1]) <= LONGEST_SUM
     summed = (fast and ((row and b_together) or (column and a_together))) or (column and a.ndim == 3 and not on_gpu)
     short = all(type(n) is int and 0 < n <= TINY.get(a.device.type, 0) for n in (*a.shape[1:], b.shape[-1]))
-    if not a.is_floating_point() or not (single or summed or short):
+    alike = a.is_floating_point() and all(x.dtype == a.dtype for x in inputs)
+    if not alike or not (single or summed or short):
         return NotImplemented
     if short and not single:
         pairs = zip(_widen(a).unbind(-1), _widen(b).unbind(-2), strict=True)
@@ -315,13 +327,13 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
-    **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **NORMS,
     **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.linalg_vector_norm.default: partial(counted_from_0, _NORM),
+    aten.angle.default: lambda x: NotImplemented if x.is_complex() else torch.where(x >= 0, 0.0, x.clamp_min(math.pi)),
     aten.polygamma.default: lambda n, x: torch.digamma(x) if n == 0 else NotImplemented,
     aten.round.decimals: _round_decimals,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,

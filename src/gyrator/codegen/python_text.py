@@ -89,11 +89,11 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 def typed_literal(value: Scalar, dtype: torch.dtype) -> str:
     """A literal that has its type wherever an operator meets it."""
-    return constant_text(value) if dtype in _PLAIN else scalar(value, dtype)
+    return constant_text(value) if dtype in _PLAIN and str(value) != "-0.0" else scalar(value, dtype)
 
 
 def scalar(value: Scalar, dtype: torch.dtype) -> str:
-    """A literal as a tensor of no dimensions, for functions that ask for its type."""
-    if is_small(dtype):
-        return f"tl.full([], {constant_text(value)}, tl.float32).to({type_name(dtype)})"
-    return f"tl.full([], {constant_text(value)}, {type_name(dtype)})"
+    """A literal as a tensor of no dimensions, for functions that ask for its type. Triton writes 0.0 for -0.0."""
+    made = f"tl.full([], {constant_text(value)}, {'tl.float32' if is_small(dtype) else type_name(dtype)})"
+    made = f"rt.neg({made})" if str(value) == "-0.0" else made
+    return f"{made}.to({type_name(dtype)})" if is_small(dtype) else made

@@ -205,7 +205,7 @@ class Expressions(Blocks[Term, Block]):
             dtype = torch.float32 if is_small(arg.dtype) else arg.dtype
             if e.name in _TYPED or "~" in template:
                 return Term(scalar(arg.value, dtype))
-            return Term(constant_text(arg.value) if bare else typed_literal(arg.value, dtype))
+            return Term(typed_literal(arg.value, torch.float32 if bare else dtype))
         return self.value(arg)
 
     def _joined(self, template: str, args: Sequence[Term], dtype: torch.dtype) -> Term:
@@ -251,7 +251,7 @@ class Expressions(Blocks[Term, Block]):
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
         elif self.aligned and e.dtype.is_floating_point:
             conditions = self._widened(e, conditions)
-        tail = mask_text(conditions) + ("" if mask is None else f", {constant_text(e.other)}")
+        tail = mask_text(conditions) + ("" if mask is None else f", {typed_literal(e.other, torch.float32)}")
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
-from gyrator.autograd.decompositions import Numerics
+from gyrator.autograd.decompositions import Numerics, stays_whole
 from gyrator.autograd.partition.recompute import Cost, cost
 from gyrator.ir.evaluate import as_reals
 from gyrator.ir.expr import Expr, Scalar, Value
@@ -148,7 +148,7 @@ class _Lowering:
         dtypes = {torch.complex64 if isinstance(x, complex) else x.dtype for x in typed}
         moves = op in views.LOWERINGS  # computes nothing, and so takes any dtype
         table = COMPLEX if not moves and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
-        lowering = table.get(op) if self.random or op not in creation.RANDOM else None
+        lowering = None if stays_whole(node) or (op in creation.RANDOM and not self.random) else table.get(op)
         lowering = lowering or pointwise.REGISTERED_LATE.get(str(op))
         if lowering is not None and (moves or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)

@@ -60,10 +60,9 @@ def _scaled(y: Expr, alpha: Operand) -> Expr:
 
 
 def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> Any:
-    """add and sub: x ± alpha·y; of bools, which the library refuses to subtract, either one."""
+    """add and sub: x ± alpha·y; of bools either one."""
     if out.dtype == torch.bool:
-        either = b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
-        return either if name == "add" else NotImplemented
+        return b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 
@@ -118,16 +117,6 @@ def _repeated_product(x: Expr, count: int) -> Expr:
     half = _repeated_product(x, count // 2)
     square = op("mul", half, half)
     return op("mul", square, x) if count % 2 else square
-
-
-def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    """π of negative numbers, else 0; NaN stays."""
-
-    def body(a: Expr) -> Expr:
-        half_turn = op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0))
-        return op("where", op("ne", a, a), a, half_turn)
-
-    return b.elementwise(out, (x,), body)
 
 
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
@@ -194,7 +183,6 @@ LOWERINGS: Family = {
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,
     aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
-    aten.angle.default: _angle,
     **rows(partial(_elementwise, "neg"), "_neg_view"),
     **dict.fromkeys(_COPIES, lambda b, out, x, *_, **__: b.copy(x, out)),
     aten.copy.default: _copy,
