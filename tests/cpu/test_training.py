@@ -380,6 +380,74 @@ def test_a_differentiable_optimizers_step_has_gradients(
     torch.testing.assert_close(adapted(backend), adapted(None), rtol=1e-5, atol=1e-6)
 
 
+class Watched(torch.autograd.Function):
+    """Doubles; its backward keeps the largest gradient seen, in a buffer that it scales by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, largest: Tensor) -> Tensor:
+        ctx.largest = largest
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        scaled = gradient * 2 / ctx.largest[1]
+        ctx.largest[1] = torch.maximum(ctx.largest[1], gradient.abs().max())
+        return scaled, None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backward_writes_to_a_buffer(dynamic: bool, backend: str) -> None:
+    def steps(call: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        largest, found = torch.ones(3), []
+        for size in (3, 5, 4):
+            x = torch.linspace(-1, 2, size, requires_grad=True)
+            call(x.sin(), largest).sum().backward()
+            assert x.grad is not None
+            found += [x.grad, largest.clone()]
+        return [*found, torch.tensor(largest._version)]
+
+    def program(x: Tensor, largest: Tensor) -> Tensor:
+        return Watched.apply(x * 3, largest) + largest[1]  # type: ignore[no-any-return]
+
+    expected = steps(program)
+    torch.testing.assert_close(steps(torch.compile(program, backend=backend, dynamic=dynamic)), expected)
+
+
+def test_backward_writes_to_memory_of_two_inputs(backend: str) -> None:
+    def gradient(call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        x, memory = torch.ones(2, requires_grad=True), torch.ones(5)
+        call(x, memory[:3], memory[:3]).sum().mul(4).backward()
+        assert x.grad is not None
+        return x.grad
+
+    def program(x: Tensor, largest: Tensor, same: Tensor) -> Tensor:
+        return Watched.apply(Watched.apply(x, same) * 5, largest)  # type: ignore[no-any-return]
+
+    torch.testing.assert_close(gradient(torch.compile(program, backend=backend)), gradient(program))
+
+
+def test_backward_writes_to_a_parameter(backend: str) -> None:
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            slope = x.exp() * gradient
+            x.mul_(0.5)
+            return slope
+
+    found = []
+    for call in (Halved.apply, torch.compile(Halved.apply, backend=backend)):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        call(x).sum().backward()
+        found.append((x.detach(), x.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("leaf", [True, False])
 def test_a_weight_whose_address_is_static_gets_its_gradient(leaf: bool, backend: str) -> None:
     torch.manual_seed(0)

@@ -70,6 +70,7 @@ class Program:
         grad_mode: whether the program leaves autograd on.
         constants: further inputs that the program holds.
         autocast: whether autocast was on, so that it must be off inside.
+        written: inputs that backward overwrites.
     """
 
     inputs: int
@@ -82,6 +83,7 @@ class Program:
     grad_mode: bool = True
     constants: tuple[Tensor, ...] = ()
     autocast: bool = False
+    written: tuple[int, ...] = ()
 
 
 class _Results:

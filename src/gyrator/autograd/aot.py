@@ -66,7 +66,7 @@ def assemble(
     without that, in case that other results are differentiated after all."""
     program, run = traced.program, traced.run
     given = (*example_inputs, *program.constants)
-    written = [update.input for update in program.updates]
+    written = [*[update.input for update in program.updates], *program.written]
     frozen = not torch.is_inference_mode_enabled() and any(given[position].is_inference() for position in written)
     if overlapping(given, written) or negated(given, written) or frozen:
         return gm.forward
@@ -153,8 +153,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
     program, placeholders, outputs = joint.program, tuple(graph.find_nodes(op="placeholder")), _outputs(graph)
     primals = placeholders[: program.inputs + len(program.constants)]
-    moved = {position for position, _ in program.moves}
-    static = {primals[position] for position in {*inputs.static} - moved} | set(primals[program.inputs :])
+    static = {primals[k] for k in {*inputs.static} - dict(program.moves).keys()} | set(primals[program.inputs :])
     return JointGraph(
         graph=graph,
         primals=primals,
@@ -190,6 +189,7 @@ def _differentiable(
         tangents=tuple(_tangent(result, node) for result, node in tangents.items()),
         missing=missing,
         gradients=joint.gradients,
+        written=joint.program.written,
         inputs=len(roles.primals),
     )
 

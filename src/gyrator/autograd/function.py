@@ -40,6 +40,7 @@ class Differentiable:
         tangents: those that backward takes.
         missing: results with a tangent too, which backward takes to be missing.
         gradients: for each gradient that backward returns, the position of its input.
+        written: positions of the inputs whose new values backward returns after them.
         inputs: number of arguments.
     """
 
@@ -52,6 +53,7 @@ class Differentiable:
     tangents: tuple[Tangent, ...]
     missing: tuple[int, ...]
     gradients: tuple[int, ...]
+    written: tuple[int, ...]
     inputs: int
 
 
@@ -79,7 +81,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             # Saved, this result leads from what forward computed to the inputs, for gradients that have gradients.
             origin = [torch.empty(0, device="cpu")] if leads_back else []
             ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs], *origin)
-            ctx.numbers = outputs[saved_end:]
+            ctx.numbers, ctx.written = outputs[saved_end:], [args[index] for index in spec.written]
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*[x for at in constant_results if isinstance(x := outputs[at], Tensor)])
             ctx.shapes = {index: tuple(outputs[index].shape) for index in dynamic}
@@ -103,6 +105,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             ctx.maybe_clear_saved_tensors()  # unless backward may run again
             with torch_compat.without_functions(), torch.no_grad() if again else nullcontext():  # as forward ran
                 values = link.backward(boxed)
+                for target, value in zip(ctx.written, values[len(spec.gradients) :], strict=True):
+                    target.copy_(value)
             if again:
                 values = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else values[index] for index in order])

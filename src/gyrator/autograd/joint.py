@@ -2,7 +2,7 @@
 are recorded as one functional ATen graph.
 
     placeholders: inputs, constants, tangents (one per differentiable output)
-    outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients
+    outputs:      results of forward (updates of inputs, outputs, bases of aliased ones), gradients, backward's updates
 """
 
 import operator
@@ -45,7 +45,7 @@ class Joint:
         program: what the caller's results are made of.
         results: what the forward half returns.
         tangents: positions, among the forward half's results, of those that have a tangent.
-        gradients: positions of the inputs whose gradients the graph returns, in order.
+        gradients: positions of the inputs whose gradients the graph returns, in order, before what backward writes.
     """
 
     build: GraphBuilder
@@ -60,7 +60,7 @@ def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, 
     `fuses`, attention that is written out becomes an operator. Parameters that are `frozen` may be joined. Of inputs at
     the positions of `masks` is known what they let pass.
 
-    Raises: UnsupportedOperator for a program with `set_` or `resize_`, or that mutates an input in its backward."""
+    Raises: UnsupportedOperator for `set_`, `resize_`, and an input that both forward and backward mutate."""
     build = GraphBuilder(FakeResults(inputs.mode))
     recorder = Recorder(build)
     with ExitStack() as stack:
@@ -73,6 +73,7 @@ def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, 
         stack.enter_context(torch_compat.tracing_under(inputs.mode))
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
+        roots = {at: recorder.alias_of(leaf).root for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         runner = _Runner(gm, recorder, Masks(gm.graph, masks), fuses=fuses)
         if frozen:
             runner.to_join = linears_to_join(gm.graph, inputs.static)
@@ -82,38 +83,36 @@ def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, 
         build.origin = {}
         program, results = describe_outputs(recorder, arguments, before, outputs)
         tracked = {k: r.tensor for k, r in enumerate(results) if r.tensor is not None and r.tensor.requires_grad}
+        after = {at: root.generation for at, root in roots.items()}
         gradients = _backward(runner, recorder, leaves, [*tracked.values()]) if tracked else {}
-        build.graph.output((*[result.node for result in results], *gradients.values()))
-        tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        pinned = [(at, leaf.storage_offset()) for at, leaf in tensors if recorder.alias_of(leaf).root.pinned]
+        written = {at: root.node for at, root in roots.items() if root.generation != after[at]}
+        if any(after[at] for at in written):  # between both, other runs may write it too
+            raise UnsupportedOperator("backward", "it mutates an input that forward mutates")
+        build.graph.output((*[result.node for result in results], *gradients.values(), *written.values()))
         program = replace(
             program,
-            offsets=tuple((at, int(offset)) for at, offset in pinned),  # a symbolic one becomes a guarded number
+            offsets=tuple([(k, int(r.tensor.storage_offset())) for k, r in roots.items() if r.pinned]),  # guarded
             constants=tuple(value for _, value in recorder.constants),
             grad_mode=torch.is_grad_enabled(),
             autocast=torch_compat.autocast_enabled(),
+            written=tuple(written),
         )
     return Joint(build, program, results, tuple(tracked), tuple(gradients))
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
     """What to differentiate by, and what to run on: the leaf, or a tensor computed from it that may be mutated."""
-    leaves: list[Any] = []
-    arguments: list[Any] = []
+    leaves, arguments = [*inputs.values], [*inputs.values]
     for position, value in enumerate(inputs.values):
-        leaf = value
         if isinstance(value, Tensor):
-            leaf = recorder.build.results.alias(value)
+            leaf = leaves[position] = arguments[position] = recorder.build.results.alias(value)
             leaf.requires_grad_(inputs.requires_grad[position])
             torch_compat.set_number_behind(leaf, torch_compat.number_behind(value))
-        recorder.add_input(f"arg{position}", leaf, position)
-        argument = leaf
+        recorder.add_input(f"arg{position}", leaves[position], position)
         if inputs.requires_grad[position] and not inputs.leaf[position]:
             with torch.enable_grad():
-                argument = _Fresh.apply(leaf)
-            recorder.share(argument, leaf)
-        leaves.append(leaf)
-        arguments.append(argument)
+                arguments[position] = _Fresh.apply(leaves[position])
+            recorder.share(arguments[position], leaves[position])
     return leaves, arguments
 
 
@@ -141,13 +140,9 @@ def _backward(
     for number, tangent in enumerate(tangents):
         recorder.add_tangent(f"tangent_{number}", tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    roots = [recorder.alias_of(leaf).root for leaf in leaves if isinstance(leaf, Tensor)]
-    written = [root.generation for root in roots]
     recorder.backward_origin = runner.origin_of_sequence
     with torch_compat.without_autocast(), torch_compat.uncaptured_backward(), recorder:
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
-    if [root.generation for root in roots] != written:
-        raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     found = {at: recorder.node_of(g) for at, g in zip(wanted, gradients, strict=True) if g is not None}
     return found or dict.fromkeys(wanted)
 

@@ -76,7 +76,7 @@ class _Writer:
         program = self._program
         found = [f"{self._name(torch.autograd.forward_ad, 'forward_ad')}.{torch_compat.DUAL_LEVEL} >= 0"]
         found += [f"args[{at}].storage_offset() != {offset}" for at, offset in program.offsets]
-        written = tuple(update.input for update in program.updates)
+        written = (*[update.input for update in program.updates], *program.written)
         if written:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
@@ -178,8 +178,7 @@ def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:
 def taking_list(program: Program, run: BoxedCallable, call: Callable[..., Any]) -> BoxedCallable:
     """`call`, the shell of a program that returns a flat tuple, as a function of a list. Where it returns results of
     `run` and does nothing else, `run` gets the list itself, and frees inputs early."""
-    shown = [source for source in program.sources if source is not None]
-    plain = all(isinstance(source, FromGraph) and not source.views for source in shown)
+    plain = all(s is None or (isinstance(s, FromGraph) and not s.views) for s in program.sources)
     if not plain or program.updates or program.constants or program.offsets:
         return lambda args: call(*args)
 
