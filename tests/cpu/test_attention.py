@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 import gyrator
 from tests.acceptance import assert_matches, check
@@ -269,6 +270,26 @@ def test_flex_attention_keeps_no_matrix_of_scores(dtype: torch.dtype, keep: Mod 
 def test_flex_attention_with_other_instructions_and_small_blocks(isa: str) -> None:
     mask = create_block_mask(below, None, None, 70, 70, device="cpu", BLOCK_SIZE=16)
     assert_flexible(flexible(alibi, mask), tensors((1, 2, 70, 24), (1, 2, 70, 24)), options={"cpu_isa": isa})
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_sums_may_be_wanted_without_the_values(rows: int) -> None:
+    def sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+        return (flexible(None, None)(q, k, v)[1],)
+
+    assert_flexible(sums, tensors((1, 2, rows, 16), (1, 2, 50, 16)))
+
+
+def test_a_checkpoint_computes_sums_again() -> None:
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return checkpoint(causal, q, k, v, use_reentrant=False)
+
+    check(
+        again,
+        tuple(x.requires_grad_() for x in tensors((1, 2, 40, 16), (1, 2, 50, 16))),
+        backend="gyrator",
+        backward=True,
+    )
 
 
 def test_what_functions_read_may_be_tables_of_any_layout() -> None:

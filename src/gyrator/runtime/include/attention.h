@@ -245,7 +245,7 @@ struct Attention : KeyWalk<Attention<T, TileRows, MK, MR, VV, Keys>, Keys> {
     weigh(count);
     add_to_rows<MR, VV, TileRows>(total.at, scores.at, values.at + slot * Keys * padded, padded, tile.rows(), count);
   }
-  template <class O> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) const {
+  template <class O = T> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) const {
     finish_rows(tile, total.at, padded, wide, rows.tops.at, rows.sums.at, natural, out, logs, greatest);
   }
 

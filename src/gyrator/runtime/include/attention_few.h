@@ -41,7 +41,7 @@ struct Attention<T, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<T, TileRows,
     if (value.sk == 1) add_values(value.at + j * value.si, value.si, count);
     else copy_rows(copied.at, padded, value, j, j_end, wide), add_values(copied.at, padded, count);
   }
-  template <class O> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) {
+  template <class O = T> void finish(bool natural, Rows<O> out, Rows<float> logs = {}, Rows<float> greatest = {}) {
     for (int l = TileRows; l < L; ++l) sums.at[l % TileRows] += sums.at[l];
     finish_rows(tile, total.at, padded, wide, tops.at, sums.at, natural, out, logs, greatest);
   }
