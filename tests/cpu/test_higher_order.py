@@ -23,6 +23,17 @@ def cond(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
 
 
+def numbers_in_branches(x: Tensor) -> Tensor:
+    """Python's numbers become tensors: 7 as the operand of a copy."""
+
+    def first_replaced(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[0] = 7
+        return y
+
+    return torch.cond(x.sum() > 0, first_replaced, lambda x: x * torch.tensor([3.0]), (x,))
+
+
 def loop(x: Tensor) -> tuple[Tensor, Tensor]:
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2 + 1), (torch.tensor(0), x))
 
@@ -191,13 +202,13 @@ def attention_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 RUN: list[Callable[..., Any]] = [
-    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
+    cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
     own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number, custom_op_that_mutates,
-    custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
-    attention_of_columns,
+    custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention,
+    masked_attention, attention_of_columns,
 ]  # fmt: skip
 TRAINED = [
-    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
+    cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
     own_backward_with_constants, vmapped,
 ]  # fmt: skip
 REFUSED: dict[Callable[..., Any], str] = {}

@@ -70,10 +70,9 @@ def has_subclasses(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     """Whether a tensor at one of the positions `written` shares memory with another of the tensors."""
-    owners = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
-    if len(set(owners)) == len(owners):
-        return False
     tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
+    if len({value.untyped_storage()._cdata for value in tensors.values()}) == len(tensors):
+        return False
     return any(k != at and _meet(tensors[at], other) for at in tensors.keys() & written for k, other in tensors.items())
 
 

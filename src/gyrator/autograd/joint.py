@@ -232,9 +232,8 @@ class _Runner(Interpreter):
             return value
         if target not in self._constants:
             with torch_compat.outside_tracing():
-                fake = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
+                fake = self._constants[target] = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
                 self._recorder.add_constant(value, fake)
-            self._constants[target] = fake
         return self._constants[target]
 
     def origin_of_sequence(self, number: int) -> Mapping[str, Any]:

@@ -44,10 +44,9 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Mapping[int, Sequence[Any]]]] =
     "map_impl": lambda args: {0: (*_parts(args[1]), *args[2])},
     "scan": lambda args: {0: (*args[1], *_parts(args[2]), *args[3])},
     "associative_scan": lambda args: {0: (*_parts(args[1]), *_parts(args[1]), *args[2])},
+    **dict.fromkeys(("auto_functionalized", "out_dtype", "run_and_save_rng_state"), lambda args: {}),
 }
 """For the position of each body among the arguments of an operator that is recorded, what it is called with."""
-
-PASSED = frozenset({"auto_functionalized", "out_dtype", "run_and_save_rng_state"})
 
 
 class Recorder(TorchDispatchMode):
@@ -119,8 +118,13 @@ class Recorder(TorchDispatchMode):
         self._bind(value, new_root(self.build.placeholder(name, value), value))
 
     def add_constant(self, value: Tensor, fake: Tensor, *, literal: bool = False) -> None:
-        """A tensor that the program holds itself: an input that the runtime supplies. Of a `literal`
-        (`torch.tensor([1, 2])` in the program) each run has a new one: a write to it stays inside."""
+        """A tensor that the program holds itself: an input that the runtime supplies. A `literal`, `tensor([1, 2])`,
+        is new in each run: a write to it stays inside. One of a single number, as in `x[0] = 7`, the graph makes."""
+        if literal and value.numel() == 1:
+            with torch_compat.outside_tracing():
+                size, number = tuple(value.shape), value.item()
+            self._define(aten.full.default, (size, number), {"dtype": value.dtype, "device": value.device}, fake, None)
+            return
         given, graph = self._inputs, self.build.graph
         with graph.inserting_after(given[-1]) if given else graph.inserting_before():
             self.add_input(f"constant_{len(self.constants)}", fake, None if literal else len(given))
@@ -136,8 +140,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
         root = self.alias_of(target).root
         if self.alias_of(source).root is not root:  # a module's `to` may be without effect
-            own = self.moves.pop(id(target), (source, root))[1]  # the last source counts, in its place
-            self.moves[id(target)] = source, own
+            self.moves[id(target)] = source, self.moves.pop(id(target), (source, root))[1]  # the last, in its place
             self.share(target, source)
         return target
 
@@ -153,16 +156,13 @@ class Recorder(TorchDispatchMode):
         """The node that holds a value's present state; constants unchanged; lists and tuples item by item."""
         if isinstance(value, Tensor):
             return read(self.alias_of(value), self.build)
-        if type(value) in SYMBOLIC_TYPES:
-            return self.build.number(value)
         if isinstance(value, (list, tuple)):
             return [self.node_of(item) for item in value]
-        return value
+        return self.build.number(value)
 
     def _append(self, func: Any, args: Args, kwargs: Mapping[str, Any], out: Any) -> Node:
         """A call of `func` on the present values of its arguments; those that are nodes are taken as they are."""
-        nodes = tuple([arg if isinstance(arg, Node) else self.node_of(arg) for arg in args])
-        return self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
+        return self.build.append(func, tuple(self.node_of(args)), {k: self.node_of(x) for k, x in kwargs.items()}, out)
 
     def record(self, func: Any, args: Args, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of a call of `func`, which is not made: dense tensors `like` those given."""
@@ -191,9 +191,9 @@ class Recorder(TorchDispatchMode):
 
     def _pure(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
-            self.add_constant(args[0], out, literal=True)
-            return
-        self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
+            self._view(aten.lift_fresh.default, args, kwargs, out)
+        else:
+            self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
 
     def _number(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
         """A number read from data is recorded where its symbol is new. One that has a single value is that value."""
@@ -313,12 +313,12 @@ class Recorder(TorchDispatchMode):
             op, given = launch(**kwargs)
             return self._writes(op, given, {}, None)
         calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
-        if calls is None and name not in PASSED:
+        if calls is None:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
         out = func(*args, **kwargs)
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)  # now: a body's operators make their own
         passed = list(args)
-        for position, operands in (calls(args) if calls is not None else {}).items():
+        for position, operands in calls(args).items():
             passed[position] = self.body(name, args[position], operands)
         self._define(func, tuple(passed), kwargs, out, bindings)
         return out

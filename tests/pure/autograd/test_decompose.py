@@ -387,12 +387,18 @@ def test_a_decomposition_that_declines_leaves_the_operator() -> None:
 
 
 @pytest.mark.parametrize("size", [(2, 3, 1, 4), (2, 1, 5, 1, 3)])
-def test_a_decomposition_that_holds_a_tensor_leaves_the_operator(size: tuple[int, ...]) -> None:
-    """A grid with one point along an axis has a literal, for which a template had no place: a zip failed."""
+def test_a_decomposition_may_hold_a_number(size: tuple[int, ...]) -> None:
+    """A grid with one point along an axis has a literal."""
     run, graphs = compiled(lambda x: F.affine_grid(x, list(size), align_corners=False))
     x = torch.randn(2, len(size) - 2, len(size) - 1)
     torch.testing.assert_close(run(x), F.affine_grid(x, list(size), align_corners=False))
-    assert "affine_grid_generator.default" in graphs.ops("inference")
+    assert "affine_grid_generator.default" not in graphs.ops("inference")
+
+
+def test_a_decomposition_that_holds_a_tensor_leaves_the_operator() -> None:
+    run, graphs = compiled(F.silu, decompositions={aten.silu.default: lambda x: x * torch.tensor([1.0, 2.0])})
+    torch.testing.assert_close(run(torch.ones(2)), F.silu(torch.ones(2)))
+    assert graphs.ops("inference") == ["silu.default"]
 
 
 def test_a_decomposition_of_another_shape_is_reported() -> None:
