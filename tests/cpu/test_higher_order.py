@@ -180,6 +180,12 @@ def flexible_attention(x: Tensor) -> Tensor:
     return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j))
 
 
+def attention_with_divided_places(x: Tensor) -> Tensor:
+    """On a processor eager refuses to divide by zero, which no kernel does."""
+    q = x.expand(1, 2, *x.shape).contiguous()
+    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s * torch.tensor(2.0) - i // (j + 1))
+
+
 def masked_attention(x: Tensor) -> tuple[Tensor, Tensor]:
     """Two heads of queries share one of keys; the first row attends to nothing."""
     q, shift = x.expand(1, 2, *x.shape).contiguous(), x[0]
@@ -205,7 +211,7 @@ RUN: list[Callable[..., Any]] = [
     cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
     own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number, custom_op_that_mutates,
     custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention,
-    masked_attention, attention_of_columns,
+    attention_with_divided_places, masked_attention, attention_of_columns,
 ]  # fmt: skip
 TRAINED = [
     cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
