@@ -9,6 +9,7 @@ import pytest
 import torch
 from functorch.experimental.control_flow import map as hop_map
 from torch import Tensor
+from torch._higher_order_ops import foreach_map
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.invoke_subgraph import mark_compile_region
 from torch._higher_order_ops.scan import scan
@@ -57,6 +58,10 @@ def associative(x: Tensor) -> Tensor:
 
 def mapped(x: Tensor) -> Tensor:
     return hop_map(lambda row, y: row.softmax(0) + y, x, torch.ones(()))
+
+
+def mapped_over_a_list(x: Tensor) -> Any:
+    return foreach_map(lambda a, b: a * 2 + b.sin(), [x, x + 2], [x + 1, x])
 
 
 @mark_compile_region
@@ -208,10 +213,10 @@ def attention_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 RUN: list[Callable[..., Any]] = [
-    cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
-    own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number, custom_op_that_mutates,
-    custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention,
-    attention_with_divided_places, masked_attention, attention_of_columns,
+    cond, numbers_in_branches, loop, scanned, associative, mapped, mapped_over_a_list, subgraph, checkpointed,
+    own_autograd_function, own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number,
+    custom_op_that_mutates, custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives,
+    flexible_attention, attention_with_divided_places, masked_attention, attention_of_columns,
 ]  # fmt: skip
 TRAINED = [
     cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,

@@ -188,8 +188,8 @@ class _Runner(Interpreter):
         """A call; the body of an inlined higher-order operator runs in its place."""
         if isinstance(target, HigherOrderOperator):
             name = target.name()
-            if name == "invoke_subgraph":
-                return self._inline(args[0], args[2:], self._region)
+            if name in ("invoke_subgraph", "foreach_map"):  # of the first the second argument is a name
+                return self._inline(args[0], args[2 if name == "invoke_subgraph" else 1 :], self._region)
             if name == "tag_activation_checkpoint":
                 return self._checkpoint(args[0], args[1:])
             if name == "flex_attention":

@@ -4,7 +4,7 @@ The recorder is a dispatch mode below autograd: it sees ATen operators of the fo
 torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
 
 Of operators that take graphs
-    inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place (`joint.py`);
+    inlined   tag_activation_checkpoint, invoke_subgraph, foreach_map: their body is traced in their place (`joint.py`);
               flex_attention: the operators that define it are
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
     passed    auto_functionalized and others without bodies: one node; the rest is refused"""
