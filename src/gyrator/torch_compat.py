@@ -369,8 +369,7 @@ def float8_saturates() -> bool:
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The elements of a CPU tensor row by row."""
     with outside_tracing():
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy().tobytes()
+        return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def checkpoint_policy(body: Any) -> Callable[..., bool] | None:

@@ -66,36 +66,36 @@ _FROM_TORCH = (
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
     "replication_pad1d replication_pad2d replication_pad3d "
     # creation
-    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill logspace hann_window "
+    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill "
     # indexing
     "_unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d grid_sampler_2d "
     # products
     "dot vdot mv addmv "
-    # casts
-    "_to_copy "
+    # ranges and casts
+    "linspace logspace hann_window _to_copy "
 ).split()
 
 
 _OF_FLOATS = (
     "_adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax adaptive_max_pool2d adaptive_max_pool3d "
     "binary_cross_entropy celu elu frac gelu glu grid_sampler_2d hardshrink hardsigmoid hardswish huber_loss im2col "
-    "lerp log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss silu smooth_l1_loss soft_margin_loss "
-    "softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
+    "lerp linspace log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss silu smooth_l1_loss "
+    "soft_margin_loss softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
 )
 _OF_NUMBERS = "abs addcmul argmax argmin ceil clamp dot floor mv relu rsub sub trunc"
 _REFUSED = {getattr(aten, name): name in _OF_NUMBERS.split() for name in f"{_OF_FLOATS} {_OF_NUMBERS}".split()}
-_PARTLY = overloads("nan_to_num linspace linalg_vector_norm embedding_dense_backward")
+_PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
-_NAN_TO_NUM, _LINSPACE, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
+_NAN_TO_NUM, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
 
 
 def stays_whole(node: Node) -> bool:
-    """Whether a call is of integers or bools, of which loops would compute what eager does not: it raises, or resizes
-    pictures of bytes by integers."""
+    """Whether loops would compute of integers or bools what eager does not: it raises, or (for pictures of bytes) has a
+    way of its own. Whether a call is of integers is told by its first operand; without operands, by its result."""
     bools = _REFUSED.get(getattr(node.target, "overloadpacket", None))
-    dtypes = (x.dtype for a in node.args if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
+    dtypes = (x.dtype for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
     return torch.bool in dtypes if bools else bools is not None and not next(dtypes).to_real().is_floating_point
 
 
@@ -129,12 +129,6 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
     """native_dropout_backward(g, keep, scale) → g·keep·scale, promoted as eager's multiplications do."""
     value = _widen(grad) * mask * scale
     return value.to(grad.dtype) if grad.is_floating_point() else value
-
-
-def _linspace(*args: Any, dtype: torch.dtype | None = None, **of: Any) -> Tensor:
-    """Whole for integers, which eager computes in float64, torch's table in float32."""
-    whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
-    return NotImplemented if whole else _LINSPACE(*args, dtype=dtype, **of)
 
 
 def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
@@ -297,11 +291,9 @@ def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Gene
     return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < (x if p is None else p)).to(x.dtype)
 
 
-def _drawn_like(
-    draw: OpOverload, x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object
-) -> Tensor:
+def _drawn_like(draw: OpOverload, x: Tensor, **of: Any) -> Tensor:
     """rand_like(x) → rand(x.shape), and randn_like likewise."""
-    return draw(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+    return draw(x.shape, dtype=of.get("dtype") or x.dtype, device=of.get("device") or x.device)
 
 
 def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: object = None) -> Tensor:
@@ -325,7 +317,6 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,
-    **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **NORMS,
     **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},

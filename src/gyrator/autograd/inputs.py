@@ -47,14 +47,14 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     environment = shape_env_of(captured) or ShapeEnv()  # of a graph that takes sizes alone, without a tensor
     mode = next(modes, None) or FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False)
     for known, example in zip(captured, example_inputs, strict=True):
-        if not isinstance(example, Tensor):
+        if isinstance(example, Tensor):
+            # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
+            fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]
+            if not fakes and not isinstance(example, FakeTensor):
+                fakes.append(mode.from_tensor(example, static_shapes=True))
+            values.append(fakes[0] if fakes else example)
+        else:
             values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
-            continue
-        # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
-        fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]
-        if not fakes and not isinstance(example, FakeTensor):
-            fakes.append(mode.from_tensor(example, static_shapes=True))
-        values.append(fakes[0] if fakes else example)
     tracked = tuple(isinstance(example, Tensor) and example.requires_grad for example in example_inputs)
     leaf = tuple(not isinstance(example, Tensor) or example.is_leaf for example in example_inputs)
     held = [isinstance(example, (torch.nn.Parameter, torch.nn.Buffer)) for example in example_inputs]
@@ -78,8 +78,8 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
 
 def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
     """Whether a tensor's memory holds another value: one to be negated, to be conjugated if `written`, or none."""
-    tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
-    return any(t.is_neg() or is_zero(t) or (t.is_conj() and position in written) for position, t in tensors.items())
+    given = [(k, t) for k, t in enumerate(values) if isinstance(t, Tensor)]
+    return any(t.is_neg() or is_zero(t) or (t.is_conj() and k in written) for k, t in given)
 
 
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
@@ -92,11 +92,23 @@ def reaches_outside(view: Tensor, owner: Tensor) -> bool:
 
 
 def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether the ranges of memory that two tensors span have bytes in common."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    """Whether two tensors may have memory in common: not where they interleave, as `x[:, :2]` and `x[:, 2:]` do."""
+    (start, end), (first, last) = _span(one), _span(other)
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata or start >= last or first >= end:
         return False
-    (start, end), (other_start, other_end) = _span(one), _span(other)
-    return start < other_end and other_start < end
+    dims = sorted(zip(one.stride(), one.shape, other.shape, strict=False), reverse=True)
+    alike = one.stride() == other.stride() and one.dtype == other.dtype
+    return not alike or _reached((first - start) // one.element_size(), [dim for dim in dims if dim[0]])
+
+
+def _reached(distance: int, dims: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether `distance` is a sum of k·step, -m < k < n, over (step, n, m) in `dims`, the largest step first."""
+    if not dims:
+        return distance == 0
+    (step, n, m), *rest = dims
+    low = -((sum(s * (size - 1) for s, size, _ in rest) - distance) // step)
+    high = (sum(s * (size - 1) for s, _, size in rest) + distance) // step
+    return any(_reached(distance - k * step, rest) for k in range(max(low, 1 - m), min(high, n - 1) + 1))
 
 
 def _span(value: Tensor) -> tuple[int, int]:

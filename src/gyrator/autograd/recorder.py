@@ -25,7 +25,7 @@ from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
-from gyrator.autograd.inputs import of_subclass, reaches_outside
+from gyrator.autograd.inputs import of_subclass, overlapping, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import launch
 from gyrator.autograd.views import IDENTITY_VIEWS, View
@@ -289,9 +289,11 @@ class Recorder(TorchDispatchMode):
     def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
         """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
         own = out if isinstance(out, tuple) else (out,)
-        values = (*own, *(given.get(name) for name in how.written))
+        written = [given.get(name) for name in how.written]
+        if overlapping(flatten(written), range(len(flatten(written)))):  # each would get a copy of its own
+            raise UnsupportedOperator(str(func), "it writes to tensors that share memory")
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
-        return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
+        return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, (*own, *written))
 
     def _batch_norm(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """As the operator whose schema says what it writes; what else it returns, for a library, is empty."""

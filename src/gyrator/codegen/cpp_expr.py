@@ -232,8 +232,7 @@ class Expressions(Blocks[Term, Block]):
             depth = block.depth if block.skippable else depth
         if e.mask is None and not is_nonnegative(e.size - 1):
             self._refuse_empty(size, site)
-        lanes = "lanes, " if vector else ""
-        return Term(f"gy::check_index({lanes}{text}, {size.text}, status, {site})", depth, vector)
+        return Term(f"gy::check_index({'lanes, ' * vector}{text}, {size.text}, status, {site})", depth, vector)
 
     def _refuse_empty(self, size: Term, site: int) -> None:
         """No index into an empty dimension is in range: return before anything is read from there."""

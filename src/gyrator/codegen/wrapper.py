@@ -181,8 +181,7 @@ class _Wrapper:
             updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
             more = f", {updated}" if updated else ""
             return [f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})']
-        count = len(kernel.params) + len(kernel.sizes)
-        head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
+        head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {len((*kernel.params, *kernel.sizes))}'
         if not built.sites:
             return [f"{head})"]
         return [f"{head}, (", *[f"    ({size}, {where and astuple(where)})," for size, where in built.sites], "))"]

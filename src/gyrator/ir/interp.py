@@ -165,8 +165,7 @@ class _Machine:
         offset = base.storage_offset() + evaluate(view.offset, self.sizes)
         if view.complex:
             return torch.view_as_complex(base.as_strided(shape, strides, offset))
-        base = base if view.dtype is None else base.view(view.dtype)
-        return base.as_strided(shape, strides, offset)
+        return (base if view.dtype is None else base.view(view.dtype)).as_strided(shape, strides, offset)
 
 
 def solve(shape: tuple[Index, ...], actual: Sequence[int], sizes: dict[Size, int]) -> None:

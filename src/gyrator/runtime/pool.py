@@ -52,8 +52,7 @@ class _Block:
 
     def base(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self.bases:
-            whole = self.nbytes // dtype.itemsize * dtype.itemsize
-            self.bases[dtype] = self.bases[torch.uint8][:whole].view(dtype)
+            self.bases[dtype] = self.bases[torch.uint8][: self.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
             self.own = self.holders()
         return self.bases[dtype]
 

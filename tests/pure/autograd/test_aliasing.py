@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import interpret
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
@@ -214,6 +217,58 @@ def test_disjoint_parts_of_one_memory_are_compiled() -> None:
     assert torch.equal(function(memory[:4], memory[4:]), torch.arange(5.0, 9.0))
     assert torch.equal(memory[:4], 2 * torch.arange(4.0))
     assert graphs.ops("inference") == ["mul.Tensor", "add.Tensor"]
+
+
+def test_parts_that_interleave_are_compiled() -> None:
+    """Keys and values in one cache, as rows that lie between each other."""
+    function, graphs = compiled(add_to_first)
+    memory = torch.arange(12.0).view(3, 2, 2)
+    assert torch.equal(function(memory[:, 0], memory[:, 1]), torch.arange(12.0).view(3, 2, 2)[:, 1] + 1)
+    assert torch.equal(memory[:, 0], 2 * torch.arange(12.0).view(3, 2, 2)[:, 0])
+    assert {"mul.Tensor", "add.Tensor"} <= {*graphs.ops("inference")}
+
+
+SIZES = st.lists(st.integers(1, 4), min_size=2, max_size=2)
+PARTS = st.tuples(SIZES, st.integers(0, 12))
+
+
+@given(st.lists(st.integers(0, 7), min_size=2, max_size=2), PARTS, PARTS)
+def test_parts_of_equal_strides_overlap_where_they_have_an_element_in_common(
+    strides: list[int], one: tuple[list[int], int], other: tuple[list[int], int]
+) -> None:
+    memory = torch.arange(80)
+    parts = [memory.as_strided(sizes, strides, start) for sizes, start in (one, other)]
+    shared = not {*parts[0].flatten().tolist()}.isdisjoint(parts[1].flatten().tolist())
+    assert overlapping(parts, [0]) == shared
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_operator_that_writes_to_one_memory_twice_is_refused(dynamic: bool) -> None:
+    """Each argument would get a copy of its own, and what the first one got would be lost."""
+    torch._dynamo.reset()
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        torch.ops.gyrator_tests.both_sines(y[:2], y[:, 1:])
+        return y
+
+    with pytest.raises(Exception, match="it writes to tensors that share memory"):
+        torch.compile(program, backend="gyrator", dynamic=dynamic)(torch.ones(4, 4))
+
+
+@torch.library.custom_op("gyrator_tests::both_sines", mutates_args=("x", "y"))
+def both_sines(x: Tensor, y: Tensor) -> None:
+    x.sin_()
+    y.sin_()
+
+
+def test_an_operator_that_writes_to_parts_side_by_side_is_compiled() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        torch.ops.gyrator_tests.both_sines(y[:, :1], y[:, 2:])
+        return y
+
+    same_as_eager(program, torch.ones(4, 4), backward=False)
 
 
 def by_address(x: Tensor) -> Tensor:
