@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from gyrator import torch_compat
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.attention import Kinds, handed_on
-from gyrator.autograd.decompositions import NORMS, decomposition_table
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs, has_subclasses
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending
@@ -99,7 +99,7 @@ def compile_subclasses(
             assert not isinstance(traced.run, Differentiable)
             return taking_list(traced.program, traced.run, assemble(traced, graph, fakes, lambda: traced))
 
-    return torch_compat.taken_apart(gm, example_inputs, compiled, NORMS)
+    return torch_compat.taken_apart(gm, example_inputs, compiled, decomposition_table(numerics="eager"))
 
 
 def _of_weights(

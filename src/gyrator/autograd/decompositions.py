@@ -324,6 +324,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.linalg_vector_norm.default: partial(counted_from_0, _NORM),
+    aten.detach.default: lambda x: x,  # joint graphs of torch's are full of it
     aten.angle.default: lambda x: NotImplemented if x.is_complex() else torch.where(x >= 0, 0.0, x.clamp_min(math.pi)),
     aten.polygamma.default: lambda n, x: torch.digamma(x) if n == 0 else NotImplemented,
     aten.round.decimals: _round_decimals,
