@@ -103,6 +103,27 @@ class Int8Weight(Tensor):
         raise NotImplementedError(func)
 
 
+def test_a_loss_saves_no_logarithms_of_probabilities() -> None:
+    """They are computed again from the input and two numbers of each row."""
+    target, sizes = torch.randint(0, 50, (40,)), []
+
+    def loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(x * x, target)
+
+    def pack(saved: Tensor) -> Tensor:
+        sizes.append(saved.numel())
+        return saved
+
+    x = TwoTensor(torch.randn(40, 50), torch.randn(40, 50)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        found = torch.compile(loss, backend="gyrator")(x)
+    found.backward()
+    again = TwoTensor(x.a.detach(), x.b.detach()).requires_grad_()
+    loss(again).backward()
+    torch.testing.assert_close(plain(x.grad), plain(again.grad))
+    assert sum(size == 40 * 50 for size in sizes) <= 2, sizes
+
+
 def test_weights_of_8_bits_are_expanded_in_a_kernel() -> None:
     linear = nn.Linear(32, 16).requires_grad_(False)
     rows = torch.randint(-128, 128, (16, 32), dtype=torch.int8)
