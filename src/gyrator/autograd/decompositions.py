@@ -92,8 +92,8 @@ _NAN_TO_NUM, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
 
 
 def stays_whole(node: Node) -> bool:
-    """Whether loops would compute of integers or bools what eager does not: it raises, or (for pictures of bytes) has a
-    way of its own. Whether a call is of integers is told by its first operand; without operands, by its result."""
+    """Whether a call is of integers (of `_OF_NUMBERS`: has a bool) of which loops would compute what eager does not, as
+    it raises or has a way of its own. Its first operand tells whether it is of integers; without any, its result."""
     bools = _REFUSED.get(getattr(node.target, "overloadpacket", None))
     dtypes = (x.dtype for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
     return torch.bool in dtypes if bools else bools is not None and not next(dtypes).to_real().is_floating_point

@@ -228,11 +228,11 @@ def test_parts_that_interleave_are_compiled() -> None:
     assert {"mul.Tensor", "add.Tensor"} <= {*graphs.ops("inference")}
 
 
-SIZES = st.lists(st.integers(1, 4), min_size=2, max_size=2)
+SIZES = st.lists(st.integers(1, 4), min_size=3, max_size=3)
 PARTS = st.tuples(SIZES, st.integers(0, 12))
 
 
-@given(st.lists(st.integers(0, 7), min_size=2, max_size=2), PARTS, PARTS)
+@given(st.lists(st.integers(0, 7), min_size=3, max_size=3), PARTS, PARTS)
 def test_parts_of_equal_strides_overlap_where_they_have_an_element_in_common(
     strides: list[int], one: tuple[list[int], int], other: tuple[list[int], int]
 ) -> None:
