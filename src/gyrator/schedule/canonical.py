@@ -118,7 +118,7 @@ def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]
             stem = f"v_{stem}"
         counts[stem] += 1
         name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
-        names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
+        names[value] = replace(value, name=name)
     return names
 
 

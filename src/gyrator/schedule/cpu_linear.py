@@ -70,7 +70,7 @@ def add_biases_later(program: Program) -> Program:
                 out in by_nests - by_calls and bias.shape == out.shape[1:] and bias.is_full
                 and out.device.type == "cpu" and {out.dtype, bias.value.dtype} <= {torch.float32, torch.float64}
             ):  # fmt: skip
-                product = Value(f"{out.name}_product", out.shape, out.dtype, out.strides, out.device)
+                product = replace(out, name=f"{out.name}_product")
                 yield replace(node, out=(product,), op="aten.mm.default", args=tuple(args))
                 axes = axes_of("i", out.shape)
                 at = tuple(axis.index() for axis in axes)

@@ -170,7 +170,7 @@ def _side_by_side(
         values: dict[Value, Value] = {}
         for param, arg in zip(kernel.params, args, strict=True):
             place, old = owner.get(arg, arg), param.value
-            new = Value(f"{stem_of(old.name)}_{len(params)}", old.shape, old.dtype, old.strides, old.device)
+            new = replace(old, name=f"{stem_of(old.name)}_{len(params)}")
             same = params.get(place, Param(new, False, False))
             params[place] = replace(same, read=same.read or param.read, written=same.written or param.written)
             given[place], values[old] = arg, same.value

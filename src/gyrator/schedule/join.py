@@ -103,7 +103,7 @@ def _laid(view: View, node: Extern, name: str = "") -> Value:
     assert whole is not None
     steps = iter([step for n, step in zip(view.shape, whole.strides, strict=True) if n is not ONE])
     strides = [step if n is ONE else next(steps) for n, step in zip(value.shape, value.strides, strict=True)]
-    return Value(name or value.name, value.shape, value.dtype, tuple(strides), value.device)
+    return replace(value, name=name or value.name, strides=tuple(strides))
 
 
 def _copy(view: View, node: Extern, number: int) -> Nest:

@@ -244,7 +244,7 @@ class _Planner:
         for update in pending:  # an input whose old contents another input receives is copied before it is overwritten
             source = update.value.value
             if source in targets and source is not update.target and source not in moved:
-                moved[source] = Value(f"{source.name}_old", source.shape, source.dtype, source.strides, source.device)
+                moved[source] = replace(source, name=f"{source.name}_old")
                 yield Allocate(moved[source])
                 yield Copy(full_view(moved[source]), full_view(source))
         for update in pending:

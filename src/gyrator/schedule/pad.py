@@ -193,7 +193,7 @@ def _stepped(value: Value) -> Value | None:
     if value.strides != contiguous_strides(value.shape) or bytes_of(value) < LARGE:
         return None
     longer = contiguous_strides((*value.shape[:-1], _even(row, value.dtype.itemsize)))
-    return Value(f"{value.name}_padded", value.shape, value.dtype, longer, value.device)
+    return replace(value, name=f"{value.name}_padded", strides=longer)
 
 
 def _moved(view: View, new: Value) -> View | None:

@@ -91,7 +91,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     def renamed(old: Value, wish: str) -> Value:
         known = next((name for name, value in actual.items() if value is old), None)
         number = sum(name.name.startswith(wish) for name in actual)
-        name = known or Value(f"{wish}_{number}" if number else wish, old.shape, old.dtype, old.strides, old.device)
+        name = known or replace(old, name=f"{wish}_{number}" if number else wish)
         actual[name] = old
         return name
 

@@ -93,7 +93,7 @@ def _unrolled(further: Set[Value], nest: Nest) -> Iterator[Nest]:
     best = nest.out[0]
     if best is None:
         of, *_ = defines(nest)
-        best = Value(f"{of.name}_best", of.shape, root.body[0].dtype, of.strides, of.device)
+        best = replace(of, name=f"{of.name}_best", dtype=root.body[0].dtype)
     yield replace(nest, out=(best,), root=Pointwise(reduce(partial(op, _STEPS[root.kind]), elements[0])))
     number = nest.out[1] if len(nest.out) > 1 else None
     if number is not None:
