@@ -10,7 +10,7 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -89,6 +89,10 @@ class Nest:
             case Scatter(into, at, body, combine):
                 index = tuple([map_indirect(i, change) for i in at])
                 return replace(self, root=Scatter(into, index, change(body), combine))
+
+    def element(self, at: Sequence[Index], rule: Callable[[Expr], Expr | None] = lambda e: None) -> Expr:
+        """What a pointwise nest computes for the element ``at``, rewritten by ``rule``."""
+        return rewrite(bodies(self.root)[0], rule, dict(zip(self.axes, at, strict=True)))
 
     def rewritten(self, rule: Callable[[Expr], Expr | None]) -> Nest:
         """The nest with every expression rewritten by ``rule``."""

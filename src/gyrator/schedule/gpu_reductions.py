@@ -201,8 +201,8 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
     Refuses rows of at most 16,384 elements, which stay in registers between two passes, and those of twice as many if
     what follows needs them again; but not where programs share rows: then it saves an exchange."""
     tops: dict[Value, tuple[int, Nest, Reduce]] = {}
-    mapped = [(n, n.root.body) for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)]
-    made = {n.out[0]: (n.axes, body) for n, body in mapped}
+    mapped = [n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)]
+    made = {n.out[0]: n for n in mapped}
     nodes: list[Node | None] = list(program.nodes)
     for position, node in enumerate(program.nodes):
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
@@ -222,7 +222,7 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
         same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
         elements = iterations(node.axes) * row
         # whether something is computed for each element from what the rows were reduced to
-        goes_on = short and any(uses(n) & {top, value} and iterations(n.axes) >= elements for n, _ in mapped)
+        goes_on = short and any(uses(n) & {top, value} and iterations(n.axes) >= elements for n in mapped)
         if not same or index != coords_of(node.axes) or goes_on:
             continue
         del tops[top]
@@ -232,9 +232,8 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
 
 
-def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Expr:
+def _computed(body: Expr, made: Mapping[Value | None, Nest]) -> Expr:
     """What a load of a pointwise result stands for."""
     if isinstance(body, Load) and body.mask is None and body.value in made:
-        axes, inner = made[body.value]
-        return inner.substitute(dict(zip(axes, body.index, strict=True)))
+        return made[body.value].element(body.index)
     return body

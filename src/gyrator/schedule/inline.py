@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values
 from gyrator.ir.index import ONE
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
@@ -55,30 +55,29 @@ def inline(program: Program, rule: Rule, *, smaller: bool = False) -> Program:
     ``smaller``: only what is of nothing as large as itself, as distances of pairs of points."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
     reads, sums = _reads(program, pinned), _window_sums(program)
-    bodies_of: dict[Value, tuple[Nest, Expr]] = {}
+    producers: dict[Value, Nest] = {}
 
     def inlined(nest: Nest) -> tuple[Nest, ...]:
-        nest = _with_producers(nest, bodies_of, rule)
+        nest = _with_producers(nest, producers, rule)
         root, value = nest.root, nest.out[0]
         large = smaller and any(volume(load.value.shape) >= iterations(nest.axes) for load in loads(expressions(root)))
         kept = large or value in pinned
         if isinstance(root, Pointwise) and value in reads and _wanted(root.body, nest, reads[value], sums, kept):
-            bodies_of[value] = (nest, root.body)
+            producers[value] = nest
             return (nest,) if value in pinned else ()
         return (nest,)
 
     return map_nests(program, inlined)
 
 
-def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], rule: Rule) -> Nest:
-    read = [bodies_of[v][0] for load in loads(expressions(node.root)) if (v := load.value) in bodies_of]
+def _with_producers(node: Nest, producers: Mapping[Value, Nest], rule: Rule) -> Nest:
+    read = [producers[load.value] for load in loads(expressions(node.root)) if load.value in producers]
     if not read:
         return node
 
     def replace_load(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.value in bodies_of:
-            nest, body = bodies_of[expr.value]
-            inner = rewrite(body, rule, dict(zip(nest.axes, expr.index, strict=True)))
+        if isinstance(expr, Load) and expr.value in producers:
+            inner = producers[expr.value].element(expr.index, rule)
             return inner if expr.mask is None else Masked(expr.mask, inner, Const(expr.other, expr.dtype))
         return rule(expr)
 

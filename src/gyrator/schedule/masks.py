@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value, rewrite
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, Axis, Index, Max, dot
-from gyrator.ir.program import Nest, Pointwise, View, bodies
+from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.ir.simplify import Rule, index_of
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.prologue import coordinates, is_cheap, may_compute
@@ -29,7 +29,7 @@ def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Ne
     def inner(e: Expr) -> Expr | None:
         return element_of(full_view(e.value), e.index, made, rule) if isinstance(e, Load) else rule(e)
 
-    return rewrite(bodies(nest.root)[0], inner, dict(zip(nest.axes, coordinates(view, at), strict=True)))
+    return nest.element(coordinates(view, at), inner)
 
 
 def _maker(view: View, made: Mapping[Value | None, Nest]) -> Nest | None:

@@ -214,7 +214,7 @@ def _filled(nest: Nest) -> Nest:
         return nest
     axes = tuple(Axis(a.name, size) for a, size in zip(nest.axes, nest.out[0].shape, strict=True))
     at = tuple(axis.index() for axis in axes)
-    body = nest.root.body.substitute(dict(zip(nest.axes, at, strict=True)))
+    body = nest.element(at)
     if inside := within(at, tuple(axis.extent for axis in nest.axes)):
         body = Masked(both(inside), body, Const(0.0, body.dtype))
     return replace(nest, axes=axes, root=Pointwise(body))

@@ -7,7 +7,7 @@ Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they c
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from gyrator.ir.expr import Expr, Load, Op, Value, rewrite
+from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, div_mod, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, View, bodies, defines
@@ -74,7 +74,7 @@ def element(view: View, at: tuple[Index, ...], prologue: Sequence[Group], rule: 
     index = coordinates(view, at)
     for nest in (group.members[0].nest for group in prologue):
         if nest.out[0] is view.value:
-            return rewrite(bodies(nest.root)[0], rule, dict(zip(nest.axes, index, strict=True)))
+            return nest.element(index, rule)
     return Load(view.value, index)
 
 

@@ -64,7 +64,7 @@ def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
         maker = makers.get(value)
         if maker is None or not isinstance(maker.root, Pointwise) or not isinstance(maker.root.body, Load):
             return Load(value, at)
-        return maker.root.body.substitute(dict(zip(maker.axes, at, strict=True)))
+        return maker.element(at)
 
     root, here = nest.root, coords_of(nest.axes)
     if not isinstance(root, Scatter) or not isinstance(root.body, Load) or root.body != Load(root.body.value, here):
