@@ -72,7 +72,7 @@ class _Walk:
         if not self._is_link(node):
             return None
         if (name := name_of(node)) == "softmax":
-            dim = node.kwargs.get("dim", [*node.args, None][1])
+            dim = node.kwargs.get("dim", (*node.args, None, None)[1])
             return self.scores(node.all_input_nodes[0]) if dim in (-1, self.values[node].ndim - 1) else None
         if name == "dropout":
             rate = dropout_rate(*node.args, **node.kwargs)
@@ -128,7 +128,7 @@ def dropout_rate(input: Any, p: Any = 0.5, training: Any = True, *_: Any, **more
 
 
 def _product(node: Node, values: Values) -> _Product | None:
-    name, given = name_of(node).strip("_"), [*node.args, *node.kwargs.values()]
+    name, given = name_of(node).strip("_"), () if node.kwargs else node.args  # names may stand in any order
     factors = [x for x in given if isinstance(x, Node)] if name in ("matmul", "bmm", "einsum") else []
     ranks = {values[x].ndim for x in factors}
     if len(factors) != 2 or ranks not in ({3}, {4}):

@@ -32,6 +32,10 @@ def without_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout((q @ k.mT).softmax(-1), 0) @ v
 
 
+def named(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.dropout(input=F.softmax(input=q @ k.mT, dim=-1), p=0.1, training=False) @ v
+
+
 def in_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     return torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
@@ -87,7 +91,7 @@ def upcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 FUSED = (
-    plain, without_dropout, divided, in_bmm, in_einsum, keys_first, hidden, hidden_in_place, all_hidden,
+    plain, without_dropout, divided, named, in_bmm, in_einsum, keys_first, hidden, hidden_in_place, all_hidden,
     all_hidden_by_a_number, all_hidden_by_a_bias, kept, biased, upcast,
 )  # fmt: skip
 
@@ -152,6 +156,12 @@ def in_float64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).double().softmax(-1).to(v.dtype) @ v
 
 
+def factors_in_another_order(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Square ones, of which either could be the queries."""
+    k, v = (x.reshape(B, H, 64, 64) for x in (k, v))
+    return torch.matmul(other=k, input=v).softmax(-1) @ v
+
+
 def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Which kernels of a CPU do not know. Nothing is dropped at this rate."""
     return F.dropout((q @ k.mT).softmax(-1), 1e-30) @ v
@@ -160,7 +170,7 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 LEFT = (
     weights_returned, keys_change, queries_change_by_a_view, scores_of_another_type, weights_without_gradient,
     along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias, divided_by_scores,
-    keys_of_fewer_heads, in_float64, with_dropout,
+    keys_of_fewer_heads, in_float64, factors_in_another_order, with_dropout,
 )  # fmt: skip
 
 
