@@ -11,7 +11,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import ONE, contiguous_strides
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, View, bodies, shown_values, uses
-from gyrator.lowering.refs import axes_of
+from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.typed import op
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import FLOATS, Product
@@ -27,7 +27,8 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
     if len(group.members) != 1 or read != 1 or not frozen or (product.alpha, product.beta) != (1, 1) or out is None:
         return None
     weight = View(right.value, right.shape[::-1], right.strides[::-1], right.offset)
-    name, bias = _unary(bodies(nest.root)[0], product), call.args[0] if product.bias is not None else None
+    name = _unary(bodies(nest.root)[0], Load(product.out, coords_of(nest.axes)))
+    bias = call.args[0] if product.bias is not None else None
     rows = weight.strides == contiguous_strides(weight.shape) and product.left.strides[-1] is ONE
     same = (out.shape, out.dtype, out.strides) == (product.out.shape, product.out.dtype, contiguous_strides(out.shape))
     row = not isinstance(bias, View) or len(bias.shape) == 1
@@ -38,16 +39,16 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
     return Extern((out,), "mkldnn._linear_pointwise.default", args, origins=call.origins)
 
 
-def _unary(expr: Expr, product: Product) -> str | None:
-    """The function that an expression applies to the product's element, casts apart; "" for the element itself."""
+def _unary(expr: Expr, element: Load) -> str | None:
+    """The function that an expression applies to an ``element``, casts apart; "" for the element itself."""
     match expr:
-        case Load(value, _, mask):
-            return "" if value is product.out and mask is None else None
+        case Load():
+            return "" if expr is element else None
         case Op("cast", (inner,), dtype) if dtype in FLOATS:
-            return _unary(inner, product)
-        case Op("sigmoid" | "tanh" as name, (inner,)) if _unary(inner, product) == "":
+            return _unary(inner, element)
+        case Op("sigmoid" | "tanh" as name, (inner,)) if _unary(inner, element) == "":
             return name
-        case Op("maximum", (inner, Const(0))) if _unary(inner, product) == "":
+        case Op("maximum", (inner, Const(0))) if _unary(inner, element) == "":
             return "relu"
     return None
 

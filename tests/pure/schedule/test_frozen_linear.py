@@ -89,8 +89,9 @@ def test_where_the_template_wins_no_call_is_left_and_the_weight_is_packed() -> N
         layer(lambda y: torch.clamp_min(y, 1)),
         layer(lambda y: (y, torch.relu(y))[1] * y),
         lambda x: torch.relu(x @ WEIGHT.t().contiguous()),
+        lambda x: torch.relu(torch.nn.functional.linear(x[:32], WEIGHT, BIAS).t().contiguous()),
     ],
-    ids=["read twice", "another function", "a product of both", "weight of K x N"],
+    ids=["read twice", "another function", "a product of both", "weight of K x N", "a square one transposed"],
 )
 def test_other_programs_have_no_fused_call(fn: Callable[[Tensor], Tensor]) -> None:
     seen: list[Question] = []
