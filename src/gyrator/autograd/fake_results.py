@@ -185,9 +185,14 @@ def _nearest(op: OpOverload, x: Tensor, size: Sequence[Any], *scales: Any) -> An
     return x.new_empty((*x.shape[:2], *size)) if none else _dense(op, suggest_memory_format, x, size, *scales)
 
 
+def is_empty(x: Tensor) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return any(type(n) is int and n == 0 for n in x.shape)
+
+
 def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Torch divides by the number of elements, even by none."""
-    return torch.empty_like(x) if any(type(n) is int and n == 0 for n in x.shape) else op(grad, x, *args)
+    return torch.empty_like(x) if is_empty(x) else op(grad, x, *args)
 
 
 def counted_from_0(op: Callable[..., Any], x: Tensor, p: float = 2, dims: Any = None, *args: Any, **of: Any) -> Tensor:

@@ -317,6 +317,11 @@ def test_integers_are_not_divided_by_a_literal_zero(divide: Callable[..., Tensor
     torch.testing.assert_close(run(WHOLE_NUMBERS[:0]), WHOLE_NUMBERS[:0])
 
 
+def test_of_no_integers_none_is_divided_by_zero() -> None:
+    same_as_eager(lambda x, y: (x // y, x % y), WHOLE_NUMBERS[:0], torch.tensor(0), backward=False)
+    same_as_eager(lambda x, y: (x // y, x % y), WHOLE_NUMBERS[:0, None], WHOLE_NUMBERS * 0, backward=False)
+
+
 def test_divisions_that_give_fractions_may_be_by_zero() -> None:
     same_as_eager(lambda x, y: (x / y, torch.div(x, y, rounding_mode=None)), WHOLE_NUMBERS, ZEROS, backward=False)
     same_as_eager(lambda x, y: (x % y, x // y), WHOLE_NUMBERS.float(), ZEROS, backward=False)
