@@ -117,8 +117,7 @@ class Expressions(Blocks[Term, Block]):
         if isinstance(e, Const):
             text = literal(e.value, e.dtype)
             return Term(f"gy::broadcast<1>({text})", 0, name=True, literal=text)
-        known = self.find(e)
-        if known is not None:
+        if (known := self.find(e)) is not None:
             return known
         match e:
             case Load():
@@ -193,10 +192,8 @@ class Expressions(Blocks[Term, Block]):
         at = self._periodic(e) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
         vector = at.stride != "0" or (mask is not None and mask.vector)
-        depth = max(at.depth, 0 if mask is None else mask.depth)
-        for block in self.blocks[depth + 1 :]:
-            if e.value in block.writes or (block.skippable and mask is None):
-                depth = block.depth
+        stays = [b.depth for b in self.blocks if e.value in b.writes or (b.skippable and mask is None)]
+        depth = max(at.depth, 0 if mask is None else mask.depth, *stays)
         tail = ""
         if mask is not None and e.mask is not None:
             tail = f", {self._fit(e.mask, mask, depth, mask.vector).text}, {literal(e.other, e.dtype)}"
@@ -227,9 +224,7 @@ class Expressions(Blocks[Term, Block]):
             zero = f"gy::broadcast<{self.width if vector else 1}>({literal(0, e.dtype)})"
             text = f"gy::where({terms[0].text}, {text}, {zero})"
             size = self._positive(e.size)
-        depth = max(size.depth, *(t.depth for t in terms))
-        for block in self.blocks[depth + 1 :]:
-            depth = block.depth if block.skippable else depth
+        depth = max(size.depth, *(t.depth for t in terms), *(b.depth for b in self.blocks if b.skippable))
         if e.mask is None and not is_nonnegative(e.size - 1):
             self._refuse_empty(size, site)
         return Term(f"gy::check_index({'lanes, ' * vector}{text}, {size.text}, status, {site})", depth, vector)
@@ -375,8 +370,7 @@ class Expressions(Blocks[Term, Block]):
         return Term(text, max([a.depth for a in atoms], default=0), name=len(index.terms) <= 1 and " " not in text)
 
     def _atom(self, atom: Atom) -> Term:
-        known = self.find(atom)
-        if known is not None:
+        if (known := self.find(atom)) is not None:
             return known
         match atom:
             case FloorDiv(num, den) | Mod(num, den):

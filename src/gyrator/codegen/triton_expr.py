@@ -158,8 +158,7 @@ class Expressions(Blocks[Term, Block]):
         """Print ``e``; with a ``wish`` the result is a name like it, unless ``e`` has a name already."""
         if isinstance(e, Const):
             return Term(typed_literal(e.value, e.dtype))
-        known = self.find(e)
-        if known is not None:
+        if (known := self.find(e)) is not None:
             return known
         match e:
             case Load():
@@ -333,8 +332,7 @@ class Expressions(Blocks[Term, Block]):
         return self.index(index).to("tl.int64")
 
     def _atom(self, atom: Atom) -> Term:
-        known = self.find(atom)
-        if known is not None:
+        if (known := self.find(atom)) is not None:
             return known
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
