@@ -25,12 +25,9 @@ _TYPES = ((Tensor, "Tensor"), (bool, "bool"), ((int, torch.SymInt), "SymInt"), (
 
 
 def launch(
-    kernel_idx: int,
-    constant_args_idx: int,
-    grid: Sequence[Sequence[Any]],
-    tma_descriptor_metadata: Mapping[str, Any],
-    kwargs: Mapping[str, Any],
-) -> tuple[OpOverload, tuple[Any, ...]]:
+    kernel_idx: int, constant_args_idx: int, grid: Sequence[Sequence[Any]],
+    tma_descriptor_metadata: Mapping[str, Any], kwargs: Mapping[str, Any],
+) -> tuple[OpOverload, tuple[Any, ...]]:  # fmt: skip
     """The operator for a launch that torch.compile captured, and its arguments. `grid` has one entry per config.
 
     Raises: UnsupportedOperator for tensor descriptors made by the host, and arguments of other types."""

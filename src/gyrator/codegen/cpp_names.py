@@ -12,15 +12,10 @@ from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
 TYPES: Mapping[torch.dtype, str] = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.bfloat16: "gy::bf16",
-    torch.float16: "gy::f16",
-    torch.float8_e4m3fn: "gy::f8e4m3fn",
-    torch.float8_e5m2: "gy::f8e5m2",
-    torch.bool: "bool",
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "gy::bf16", torch.float16: "gy::f16",
+    torch.float8_e4m3fn: "gy::f8e4m3fn", torch.float8_e5m2: "gy::f8e5m2", torch.bool: "bool",
     **{getattr(torch, name): f"{name}_t" for name in ("int8", "int16", "int32", "int64", "uint8")},
-}
+}  # fmt: skip
 """Element type → its name in C++."""
 
 _KEYWORDS = frozenset(reserved["C++11"]).union(

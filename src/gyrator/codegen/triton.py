@@ -47,24 +47,16 @@ _OURS = {
     **{name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")},
 }
 _NEXT = {
-    "sum": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "max": "rt.maximum({0}, {1})",
-    "min": "rt.minimum({0}, {1})",
-    "any": "tl.maximum({0}, {1})",
-    "all": "tl.minimum({0}, {1})",
+    "sum": "{0} + {1}", "max": "rt.maximum({0}, {1})", "any": "tl.maximum({0}, {1})",
+    "prod": "{0} * {1}", "min": "rt.minimum({0}, {1})", "all": "tl.minimum({0}, {1})",
     "logaddexp": "rt.logaddexp({0}, {1})",
-}
+}  # fmt: skip
 _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 """What Triton itself reduces by; the rest is in our library."""
 _SCAN = {
-    "sum": "add",
-    "prod": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-    "argmax": "last_argmax",
-    "argmin": "last_argmin",
-}
+    "sum": "add", "max": "maximum", "argmax": "last_argmax",
+    "prod": "multiply", "min": "minimum", "argmin": "last_argmin",
+}  # fmt: skip
 
 
 def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -> TritonKernel:

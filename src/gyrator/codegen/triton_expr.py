@@ -374,18 +374,10 @@ def _in_32_bits(e: Expr) -> Expr | None:
 
 
 _BOOLEAN = {
-    "add": "({0} | {1})",
-    "mul": "({0} & {1})",
-    "maximum": "({0} | {1})",
-    "minimum": "({0} & {1})",
-    "lt": "(~{0} & {1})",
-    "le": "(~{0} | {1})",
-    "gt": "({0} & ~{1})",
-    "ge": "({0} | ~{1})",
-    "bitwise_not": "({0} == 0)",
-    "abs": "{0}",
-    "sign": "{0}",
-}
+    "add": "({0} | {1})", "mul": "({0} & {1})", "maximum": "({0} | {1})", "minimum": "({0} & {1})",
+    "lt": "(~{0} & {1})", "le": "(~{0} | {1})", "gt": "({0} & ~{1})", "ge": "({0} | ~{1})",
+    "bitwise_not": "({0} == 0)", "abs": "{0}", "sign": "{0}",
+}  # fmt: skip
 """Ops on bool whose text differs: sums are or, products and."""
 
 
@@ -443,18 +435,10 @@ def reads_of(printer: Expressions, stage: Stage) -> list[str]:
 
 
 def function_lines(
-    name: str,
-    arguments: Sequence[str],
-    expr: Expr,
-    outer: Expressions,
-    reads: Sequence[str],
-    known: Mapping[Key, Term],
-    element: torch.dtype,
-    *,
-    tiles: Sequence[Tile] = (),
-    bounds: Mapping[Axis, Term] | None = None,
-    apart: bool = False,
-) -> Iterator[str]:
+    name: str, arguments: Sequence[str], expr: Expr, outer: Expressions, reads: Sequence[str],
+    known: Mapping[Key, Term], element: torch.dtype, *, tiles: Sequence[Tile] = (),
+    bounds: Mapping[Axis, Term] | None = None, apart: bool = False,
+) -> Iterator[str]:  # fmt: skip
     """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``:
 
         @triton.jit

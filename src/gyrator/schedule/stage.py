@@ -100,15 +100,9 @@ def _ways(attend: Attend, config: Config, gpu: Gpu | None, cpu: Cpu | None) -> t
 
 
 def schedule(
-    program: Program,
-    session: Session,
-    gpu: Gpu | None = None,
-    slower: Slower | None = None,
-    ask: Ask | None = None,
-    cpu: Cpu | None = None,
-    *,
-    overlays: bool = False,
-) -> Scheduled:
+    program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None, ask: Ask | None = None,
+    cpu: Cpu | None = None, *, overlays: bool = False,
+) -> Scheduled:  # fmt: skip
     """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
     ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates;
     ``overlays`` are for graphs whose memory no other graph takes after them, as backward does forward's.
