@@ -35,10 +35,8 @@ _CHOOSE = frozenset(
 )
 _EXACT = (torch.bool, torch.int32, torch.int64)
 """What a mask of any size may be made by: sums and comparisons of such numbers, and what no number decides."""
-
 _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
-
 Kind = Literal["open", "causal"]
 """What a known mask lets pass: all scores, or those of keys that are not after the query."""
 Kinds = Mapping[int, Kind]

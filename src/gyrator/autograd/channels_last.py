@@ -36,17 +36,13 @@ aten = torch.ops.aten
 
 SMALLEST = 20480
 """Elements of an image below which oneDNN is not used for it, and the layout does not matter."""
-
 LEAST_PIXELS = 1024
 """Pixels of an image below which a transposed convolution is no faster in that layout."""
-
 CHANNELS, LEAST_WORK = 8, 1 << 26
 """In float32 on a GPU: what channels are a multiple of, and products, with which eager uses tensor cores too."""
-
 LARGEST_FILTER, MOST_FILTERS = 128, 4
 """Pixels of a depthwise filter up to which a GPU runs it as loops (`lowering/pooling.py`), in any layout; above it the
 library's kernels for that layout are slow. How many filters a channel may have, of which two were measured."""
-
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
 

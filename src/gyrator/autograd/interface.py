@@ -69,7 +69,6 @@ class Compiled:
 
 Pending = Callable[[], Compiled]
 """Waits for a graph that is being compiled."""
-
 Compiler = Callable[[torch.fx.GraphModule, Sequence[object], GraphInfo], Compiled | Pending]
 """Compiles one functional graph, with which it does as it likes; its example inputs are fake tensors, sizes (int or
 SymInt) and scalars. It may give what waits for the graph: backward is compiled while forward's kernels are built."""

@@ -38,7 +38,6 @@ class View:
 
 Inverse = Callable[[View, Node, Node], Call | None]
 """(the view, its parent's old value, its own new value) → the call that gives the parent's new value."""
-
 IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 """Views with the parent's own shape: in a functional graph they are the parent."""
 

@@ -28,10 +28,8 @@ _SCALINGS = frozenset("mul imul div truediv itruediv".split())
 _LEAST_KEYS = {False: 64, True: 512}
 """On a CPU, from how many keys on the fused kernel is no slower, by whether there are gradients: heads of 64, a thread
 of a Zen 4 or of a Xeon that has a matrix unit, in up to 32 bits."""
-
 _LEAST_SCORES = 1 << 22
 """On a GPU, from how many scores on kernels that read a mask pay (an H100)."""
-
 _HIDES = -1e4
 """The largest number of which a score in its place is held for hidden."""
 

@@ -68,7 +68,6 @@ class BuiltKernel:
 
 _Window = tuple[Value, torch.dtype, tuple[Index, ...], tuple[Index, ...], Index]
 """A place in the memory of the first value there."""
-
 Kernels = Mapping[str, BuiltKernel | TritonKernel]
 """The kernels of a plan by their names there."""
 

@@ -20,7 +20,6 @@ MAX_VALUES = 48
 MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
 """Operations (on a processor, cheap instructions) in a row from which on they take longer than a way through memory."""
-
 Slower = Callable[[Program, Group, Group, Group], Refused | None]
 """Refuses to make a third group of two if that was measured to be slower."""
 

@@ -25,21 +25,16 @@ COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
 MIN_ROW, MIN_ROWS = 1 << 11, 64
 """Elements of a part of a row (there are four at least), and rows of a block of columns, that are worth a program."""
-
 ALIGNED = 16
 """A part of a row, but for the last, has a multiple of so many elements: loads may then be wide."""
-
 MIN_RUN = 128
 """Elements that a program reads in one piece at least."""
-
 MIN_ROWS_MIXED, MOST_AT_ONCE, BYTES_AT_ONCE = 16, 16, 1 << 14
 """Where a tensor is summed both ways: rows that a program runs through at least; programs of a multiprocessor at once,
 and bytes of all their rows: with two tensors, and rows that begin to be loaded two iterations early, 64 KiB are on
 their way, which an H200 needs and of which it has no use for more."""
-
 MIN_PART, MIN_SHARED, LEAST_SHARED = 1 << 11, 1 << 13, 1 << 16
 """Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""
-
 SCAN_PARTS = (8192, 4096, 16384)
 """Elements of a part of a row that is scanned, or of eight columns."""
 

@@ -27,7 +27,6 @@ LARGE = 1 << 20
 """Bytes of a value from which on longer steps are worth it."""
 PER_BYTE = 150
 """Operations of a product that are worth a byte of a copied operand: slow kernels take five times as long as fast."""
-
 PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
 """Calls whose last two arguments are matrices. They take and give rows of any steps."""
 

@@ -164,7 +164,6 @@ def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value
 
 POOLED_BYTES = 1 << 20
 """A CPU's values of at least so many bytes come from the pool; torch's allocator keeps the memory of smaller ones."""
-
 EXPERTS_IN_A_LOOP = "transformers.grouped_mm_fallback"
 """The operator by which transformers calls experts where torch's own does not."""
 

@@ -29,10 +29,8 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
-
 _SOURCE, _SINK = -1, -2
 """Vertices of the network; the others are numbered from 0."""
-
 PRICE_OF_AN_INPUT, PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 31, 32, 33, 64
 """Prices of a byte that the caller may hold too, that is in memory anyway, must be written, or read and written."""
 

@@ -27,10 +27,8 @@ from gyrator.ir.symbols import hint_of
 
 UNKNOWN_SIZE = 4096
 """What an unbacked size counts as."""
-
 REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
-
 Cost = Enum("Cost", "VIEW POINTWISE EQUALITY REDUCTION HEAVY RANDOM NUMBER")
 """What it takes to compute a node again."""
 
