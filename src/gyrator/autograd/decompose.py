@@ -80,8 +80,7 @@ class _Pass:
             if key not in self._templates:
                 self._templates[key] = None  # a call that its own decomposition makes again stays whole
                 self._templates[key] = self._template(target, node)
-            template = self._templates[key]
-            if template is not None:
+            if (template := self._templates[key]) is not None:
                 self._nodes[node] = self._paste(template, [self._nodes[tensor] for tensor in tensors], node)
                 return
         copy = self._nodes[node] = copy_node(self._new.graph, node, self._nodes.__getitem__)

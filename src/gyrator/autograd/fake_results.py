@@ -69,8 +69,7 @@ class FakeResults:
 
     def alias(self, tensor: Tensor) -> Tensor:
         """Another tensor on the same memory, of which autograd knows nothing."""
-        metadata = _metadata(tensor)
-        if metadata is not None:
+        if (metadata := _metadata(tensor)) is not None:
             return self._new(metadata, tensor)
         with self.mode, torch.no_grad():
             return aten.detach.default(tensor)

@@ -82,8 +82,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     while link.parent is not None and link.view is not None:
         chain.append((link, value))
         old = read(link.parent, build)
-        call = inverse(link.view, old, value)
-        if call is None:
+        if (call := inverse(link.view, old, value)) is None:
             link.root.pinned = True
             if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
                 raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")

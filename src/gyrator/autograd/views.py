@@ -46,8 +46,7 @@ def inverse(view: View, parent: Node, written: Node) -> Call | None:
     """The call that gives the parent's new value from its old one and the view's new one.
 
     None where the operator is not known; `as_strided_scatter` on the root serves then."""
-    rule = _INVERSES.get(view.op)
-    return rule(view, parent, written) if rule is not None else None
+    return rule(view, parent, written) if (rule := _INVERSES.get(view.op)) is not None else None
 
 
 def _reshape_back(view: View, parent: Node, written: Node) -> Call:

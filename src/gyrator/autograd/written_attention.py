@@ -148,8 +148,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
         values: of the nodes so far.
         call: `scaled_dot_product_attention`, with named arguments.
     """
-    last = _product(node, values)
-    if last is None:
+    if (last := _product(node, values)) is None:
         return None
     for at in (0, 1):
         walk = _Walk(values)

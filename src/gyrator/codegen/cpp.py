@@ -457,8 +457,7 @@ class Loops(Expressions):
 
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
-        update = _update_of(carry, loop)
-        if update is None:
+        if (update := _update_of(carry, loop)) is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None else ""
         width = self.width if self.lanes is not None else self._width(carry, loop)

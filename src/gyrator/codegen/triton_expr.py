@@ -264,8 +264,7 @@ class Expressions(Blocks[Term, Block]):
         """The conditions of a load with those 16 bytes as a whole of which not all is within: nothing reads the rest,
         which lies in the same page, if the tensor is aligned. A mask for it would have all loaded one by one."""
         size = VECTOR // e.dtype.itemsize
-        axis = self.ends_amid(e.value.position(e.index), size)
-        if axis is None:
+        if (axis := self.ends_amid(e.value.position(e.index), size)) is None:
             return conditions
         self.widened, (lane, first) = True, self.lanes_of(axis)
         at, end = self.index(lane.index()), self.index((first + axis.extent + (size - 1)) // size * size)

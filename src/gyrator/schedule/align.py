@@ -44,13 +44,11 @@ def radix(index: Index, extent: Index | None = None) -> list[Axis] | None:
     Without ``extent`` it may count any number.
 
     ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``."""
-    terms = linear_terms(index)
-    if terms is None:
+    if (terms := linear_terms(index)) is None:
         return None
     step, axes = ONE, []
     while terms:
-        axis = next((a for a, c in terms.items() if c is step), None)
-        if axis is None:
+        if (axis := next((a for a, c in terms.items() if c is step), None)) is None:
             return None
         axes.append(axis)
         del terms[axis]
@@ -102,8 +100,7 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
     for atom in index.atoms():
         if not isinstance(atom, FloorDiv | Mod):
             continue
-        terms = linear_terms(atom.num)
-        if terms is None:
+        if (terms := linear_terms(atom.num)) is None:
             continue
         for axis, c in terms.items():
             inner = exact_quotient(atom.den, c)
@@ -119,8 +116,7 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
 
     Refuses (None) if a coordinate does not count its extent once, unless both count as far, or extents don't divide."""
-    renaming = _renaming(left, right)
-    if renaming is not None:
+    if (renaming := _renaming(left, right)) is not None:
         return Unification(renaming, {})
     lsub: dict[Atom, Index] = {}
     rsub: dict[Atom, Index] = splits_for_divisions(right)

@@ -153,8 +153,7 @@ def _places(group: Group, position: int, value: Value) -> list[Indices]:
 
 
 def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refused | None:
-    problem = crossing_reads(group, frozenset(m.position for m in first.members))
-    if problem is not None:
+    if (problem := crossing_reads(group, frozenset(m.position for m in first.members))) is not None:
         return problem
     if len({v for m in group.members for v in (*uses(m.nest), *m.nest.out)}) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")

@@ -144,8 +144,7 @@ def unpadded(call: Extern, gpu: Gpu) -> Templated | None:
     """A large product whose rows alone end where libraries are slow (logits of 30,522 words in bfloat16), by the
     template that loads by descriptors: 16384 x 768 x 30522 take 1.20 ms on an H200, a padded product and the copy
     of what the caller sees 1.58 ms, and twice the memory; the library 3.24 ms."""
-    product = product_of(call)
-    if product is None or len(product.out.shape) != 2 or product.out.dtype.itemsize != 2:
+    if (product := product_of(call)) is None or len(product.out.shape) != 2 or product.out.dtype.itemsize != 2:
         return None
     row = product.out.shape[1].value
     if row is None or row * 2 % ROW_BYTES == 0 or 2 * volume((*product.out.shape, product.left.shape[1]), 1) < WORTH:

@@ -30,8 +30,7 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
     number, and where some programs end before others in a grid of more than one axis."""
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
-    aligned = _aligned(rows, columns, left, right, shape)
-    if aligned is None:
+    if (aligned := _aligned(rows, columns, left, right, shape)) is None:
         return Refused("they read the value at indices that do not match one to one")
     a, b = aligned
     serial, row = b.spaces[0], a.spaces[0]

@@ -144,8 +144,7 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     axes_a, axes_b = (set(group.outer).union(*group.spaces) for group in (a, b))
     rest_a, rest_b = [x for x in a.outer if x not in axes_b], [x for x in b.outer if x not in axes_a]
     if rest_a and rest_b:  # axes along which the shared value is broadcast: matched by their extents
-        same = _unify_axes(rest_a, rest_b)
-        if same is None:
+        if (same := _unify_axes(rest_a, rest_b)) is None:
             return Refused("they iterate over different ranges")
         a, b = a.rewrite(same.left), b.rewrite(same.right)
     outer_a, outer_b = set(a.outer), set(b.outer)
@@ -225,8 +224,7 @@ def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
     for member in members:
         own = 0
         for load in member.loads:
-            producer = made.get(load.value)
-            if producer is not None:
+            if (producer := made.get(load.value)) is not None:
                 readers.setdefault(producer.position, []).append(member.position)
                 own = max(own, level[producer.position] + isinstance(producer.nest.root, Reduce))
         level[member.position] = own

@@ -290,8 +290,7 @@ class Writer:
             return self._blocked(expr)
         if expr.value in self.locals:
             return self.locals[expr.value]
-        made = self.made.get(expr.value)
-        if made is None:
+        if (made := self.made.get(expr.value)) is None:
             self._loaded[expr.value] = None
             at = self.memory(expr.value), self._position(expr.value, expr.index)
             return Load(*(self._near(*at) if expr.mask is None else at), expr.mask, expr.other)

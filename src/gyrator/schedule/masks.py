@@ -22,8 +22,7 @@ _COMPARED, FAR = ("le", "lt", "ge", "gt"), 1 << 30
 
 def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Nest], rule: Rule) -> Expr:
     """The element of a view at its place in memory, or as a nest computes it."""
-    nest = _maker(view, made)
-    if nest is None:
+    if (nest := _maker(view, made)) is None:
         return Load(view.value, (dot(at, view.strides) + view.offset,))
 
     def inner(e: Expr) -> Expr | None:

@@ -29,8 +29,7 @@ class Units:
     def merge(self, a: int, b: int) -> bool:
         """Make b part of a; False, and nothing changes, if another unit lies on a path between them."""
         first, last = (a, b) if self._rank[a] < self._rank[b] else (b, a)
-        after = self._between(first, last, self._succ)
-        if after is None:
+        if (after := self._between(first, last, self._succ)) is None:
             return False
         before = self._between(last, first, self._pred)
         assert before is not None
