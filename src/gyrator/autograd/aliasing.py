@@ -70,8 +70,7 @@ class Program:
         grad_mode: whether the program leaves autograd on.
         constants: further inputs that the program holds.
         autocast: whether autocast was on, so that it must be off inside.
-        written: inputs that backward overwrites.
-    """
+        written: inputs that backward overwrites."""
 
     inputs: int
     updates: tuple[Update, ...]

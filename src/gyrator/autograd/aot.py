@@ -112,8 +112,7 @@ def aot_program(
 
     Raises:
         UnsupportedInput: for tensor subclasses and layouts other than strided.
-        UnsupportedOperator: for operators that change what memory a tensor owns.
-    """
+        UnsupportedOperator: for operators that change what memory a tensor owns."""
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)

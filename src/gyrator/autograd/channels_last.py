@@ -12,8 +12,7 @@ Likewise for values that norms read row by row though their columns lie in memor
 stream that begins with a transposed view has such strides in eager up to its end:
 
     h = t.transpose(1, 2) + p  →  h = clone(t.transpose(1, 2), contiguous) + p
-    n = layer_norm(h + f(h))      n = layer_norm(h + f(h))                        # all contiguous
-"""
+    n = layer_norm(h + f(h))      n = layer_norm(h + f(h))                        # all contiguous"""
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence

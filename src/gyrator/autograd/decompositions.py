@@ -355,7 +355,6 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
 
     Args:
         numerics: "fast" writes every random op in terms of `rand` and `randn`, which the compiler fuses;
-            "eager" leaves random ops whole, so that their values are eager's own under the same seed.
-    """
+            "eager" leaves random ops whole, so that their values are eager's own under the same seed."""
     torchs: Mapping[Any, Decomposition] = get_decompositions([getattr(aten, name) for name in _FROM_TORCH])
     return {**torchs, **_OURS, **_foreach_table(), **(_RANDOM if numerics == "fast" else {})}

@@ -26,8 +26,7 @@ class Behaviour:
         effect: the kind.
         written: names of the arguments that it writes, in the schema's order.
         functional: the operator that computes the same without writing; None if there is none.
-        plain_results: how many results are not the written arguments themselves.
-    """
+        plain_results: how many results are not the written arguments themselves."""
 
     effect: Effect
     written: tuple[str, ...] = ()

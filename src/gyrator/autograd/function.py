@@ -41,8 +41,7 @@ class Differentiable:
         missing: results with a tangent too, which backward takes to be missing.
         gradients: for each gradient that backward returns, the position of its input.
         written: positions of the inputs whose new values backward returns after them.
-        inputs: number of arguments.
-    """
+        inputs: number of arguments."""
 
     forward: BoxedCallable
     backward: BoxedCallable

@@ -6,8 +6,7 @@ alias makes a new value of the root, by the inverses of the views; other aliases
     y = x + 1                          y0 = add(x, 1)
     v = y[0]                     →     v0 = select(y0, 0, 0)
     v.mul_(2)                          v1 = mul(v0, 2);  y1 = select_scatter(y0, v1, 0, 0)
-    return y.sum()                     sum(y1)
-"""
+    return y.sum()                     sum(y1)"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,8 +30,7 @@ class Root:
 
     Attributes:
         input: its position among the graph's inputs.
-        pinned: the graph names places in its memory by their distance from the memory's start.
-    """
+        pinned: the graph names places in its memory by their distance from the memory's start."""
 
     node: Node
     tensor: Tensor

@@ -49,8 +49,7 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     Args:
         call: runs one of the user's functions, a captured graph, on tensors without dimensions.
         args: the operator's own: query [B, H, M, E], key [B or 1, H / g, N, E], value [B or 1, H / g, N, V],
-            score_mod, block mask, scale, options, then the tensors that score_mod and mask_mod read.
-    """
+            score_mod, block mask, scale, options, then the tensors that score_mod and mask_mod read."""
     (query, key, value), (score_mod, mask, scale) = autocast(*args[:3]), args[3:6]
     score_reads, mask_reads = reads_of(args)
     with torch.autocast(query.device.type, enabled=False):

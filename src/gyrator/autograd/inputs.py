@@ -24,8 +24,7 @@ class Inputs:
         values: one per placeholder: fake tensor, symbolic size, or scalar.
         requires_grad: whether autograd tracks the input, per input.
         leaf: whether it is a leaf of the user's autograd graph (it can then not be mutated under autograd).
-        static: inputs that are parameters or buffers, whose memory stays the same.
-    """
+        static: inputs that are parameters or buffers, whose memory stays the same."""
 
     mode: FakeTensorMode
     values: tuple[Any, ...]

@@ -40,8 +40,7 @@ class GraphInfo:
             gradients, outputs that are not tensors).
         saved: how many outputs at the end are kept for the backward graph and seen by nobody else; of that graph, how
             many inputs at the start those are.
-        frozen: whether parameters are constants of the graph, so that it serves this program alone.
-    """
+        frozen: whether parameters are constants of the graph, so that it serves this program alone."""
 
     kind: GraphKind
     static_inputs: tuple[int, ...] = ()
@@ -59,8 +58,7 @@ class Compiled:
         call: takes the list of inputs, empties it, and returns the outputs in the graph's order. It writes new values
             of `GraphInfo.updates` into the inputs' memory, after every read of the old, and may return None for them.
         key: what the cache finds the graph under; None if it is not there.
-        wrapper: the file of its program; "" if it has none.
-    """
+        wrapper: the file of its program; "" if it has none."""
 
     call: BoxedCallable
     key: str | None = None

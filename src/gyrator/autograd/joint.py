@@ -2,8 +2,7 @@
 are recorded as one functional ATen graph.
 
     placeholders: inputs, constants, tangents (one per differentiable output)
-    outputs:      results of forward (updates of inputs, outputs, bases of aliased ones), gradients, backward's updates
-"""
+    outputs:      forward's results (updates of inputs, outputs, bases of aliases), gradients, backward's updates"""
 
 import operator
 from bisect import bisect_right
@@ -45,8 +44,7 @@ class Joint:
         program: what the caller's results are made of.
         results: what the forward half returns.
         tangents: positions, among the forward half's results, of those that have a tangent.
-        gradients: positions of the inputs whose gradients the graph returns, in order, before what backward writes.
-    """
+        gradients: positions of the inputs whose gradients the graph returns, in order, before what backward writes."""
 
     build: GraphBuilder
     program: Program

@@ -56,8 +56,7 @@ class Recorder(TorchDispatchMode):
         build: the graph so far.
         constants: tensors that the program holds, with the memory that stands for them.
         policy: `policy(op, *args, **kwargs)` says whether an operator's results are to be computed again.
-        backward_origin: while backward runs, what nodes inherit by the sequence number of the autograd node that runs.
-    """
+        backward_origin: while backward runs, what nodes inherit by the number of the autograd node that runs."""
 
     supports_higher_order_operators = True
 

@@ -4,8 +4,7 @@ Which steps are needed is decided once. A program without mutation, aliased outp
 
     def call(*args):
         if forward_ad._current_level >= 0: return fallback(*args)
-        return run([*args])
-"""
+        return run([*args])"""
 
 import linecache
 from collections.abc import Callable, Sequence

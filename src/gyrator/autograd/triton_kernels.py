@@ -1,8 +1,7 @@
 """Triton kernels in the user's program. A launch becomes a call of an operator, made for the kernel, that writes into
 the tensors to which the kernel's source stores:
 
-    triton_kernel_wrapper_mutation(scale, [(4,)], {x, out, n})   →   gyrator_triton.scale_1f3a(x, out!, n, [4, 1, 1])
-"""
+    triton_kernel_wrapper_mutation(scale, [(4,)], {x, out, n})   →   gyrator_triton.scale_1f3a(x, out!, n, [4, 1, 1])"""
 
 import ast
 import hashlib

@@ -26,8 +26,7 @@ class View:
         op: the operator; its first argument is the parent.
         args, kwargs: the other arguments.
         index: which result, for operators that return several; None for one.
-        tracks_grad: whether autograd was on when it was made, which a repetition of it must respect.
-    """
+        tracks_grad: whether autograd was on when it was made, which a repetition of it must respect."""
 
     op: OpOverload
     args: tuple[Any, ...]

@@ -146,8 +146,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
 
     Args:
         values: of the nodes so far.
-        call: `scaled_dot_product_attention`, with named arguments.
-    """
+        call: `scaled_dot_product_attention`, with named arguments."""
     if (last := _product(node, values)) is None:
         return None
     for at in (0, 1):

@@ -6,8 +6,7 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
     y[i, j] = exp(x[i, j] - m[i]) / d[i]      →      const auto m0 = gy::load<1>(m + i);
     with lanes along j                               const auto d0 = gy::load<1>(d + i);
                                                      (for j) const auto x0 = gy::load(lanes, x + i * 768 + j); (for j)
-                                                     gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)
-"""
+                                                     gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

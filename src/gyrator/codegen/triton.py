@@ -125,8 +125,7 @@ def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
     """Sizes that tell how far apart elements are of which a thread may move several neighbours at once, by what divides
     these sizes.
 
-        x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0
-    """
+        x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0"""
     tiled, stages = {tile.axis for tile in tiling.tiles}, list(tree.walk_stages(kernel.body))
     reached = [x for x in (*tree.loads_in(kernel.body), *stages) if isinstance(x, Load | Store)]
     places = [p for x in reached if any(contiguous(p := x.value.position(x.index), axis) for axis in tiled)]
@@ -758,8 +757,7 @@ class Printer(Expressions):
         """Store a tile. Elements that are too few for a thread to store at once, the last of them and the first of a
         shifted row, are stored apart: for their mask, all would go one by one.
 
-            tl.store(y + i, t, i < 1001)   →   rt.store_apart(y + i, t, i < 1001, i < 1000, start + XBLOCK > 1000)
-        """
+            tl.store(y + i, t, i < 1001)   →   rt.store_apart(y + i, t, i < 1001, i < 1000, start + XBLOCK > 1000)"""
         place, size = store.value.position(store.index), VECTOR // store.value.dtype.itemsize
         axis = self.ends_amid(place, size)
         if axis is None or len(place.axes() & self.tile_of.keys()) < self.rank:

@@ -3,8 +3,7 @@
 @triton.jit
 def score(score, b, h, i, j, reads):
     slopes, = reads
-    return score + tl.load(slopes + h) * (j - i)
-"""
+    return score + tl.load(slopes + h) * (j - i)"""
 
 from collections.abc import Iterator, Mapping
 

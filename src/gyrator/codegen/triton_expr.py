@@ -4,8 +4,7 @@ A node is a tensor whose dimensions are the tiles of the kernel, of size 1 along
 on, so that tensors broadcast where they meet; what depends on no tile is a scalar.
 
     y[i, j] = exp(x[i, j] - m[i])      →      m_0 = tl.load(m + i, i_ok)                        # [XBLOCK, 1]
-    tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)
-"""
+    tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

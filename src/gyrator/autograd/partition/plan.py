@@ -23,8 +23,7 @@ class JointGraph:
         results: what forward returns.
         gradients: what backward returns; None where an input has no gradient.
         static: primals whose memory lives on anyway (parameters, buffers, constants): saving them is free.
-        updated: primals that are overwritten once forward ran.
-    """
+        updated: primals that are overwritten once forward ran."""
 
     graph: Graph
     primals: tuple[Node, ...]
@@ -67,8 +66,7 @@ class Partition:
         saved: forward values (primals among them) that backward reads; it computes everything else again.
         reasons: for values where it was a choice, why it is saved or recomputed.
         saved_bytes: bytes of the saved values that would otherwise be freed.
-        default_bytes: the same for `save_all`.
-    """
+        default_bytes: the same for `save_all`."""
 
     saved: tuple[Node, ...]
     reasons: Mapping[Node, str] = field(default_factory=dict)

@@ -30,8 +30,7 @@ class Halves:
         saved_values: how many values forward returns for backward.
         saved_primals: positions of primals that backward reads.
         numbers: the expressions of what forward returns for backward after them.
-        tangents: the placeholders of backward for the tangents.
-    """
+        tangents: the placeholders of backward for the tangents."""
 
     forward: Graph
     backward: Graph
