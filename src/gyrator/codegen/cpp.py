@@ -299,9 +299,7 @@ class Loops(Expressions):
             def held(e: Expr) -> Expr | None:
                 if most and isinstance(e, Load) and (apart := _apart(e, fast, slow)) is not None:
                     turned = replace(to, name=self.fresh("turned"))
-                    self.emit(f"const gy::Scratch<float> {turned.name}_memory({most});")
-                    self.emit(f"float* const {turned.name} = {turned.name}_memory.at;")
-                    self.pointers[turned] = Term(turned.name, block.depth, name=True)
+                    self._heap(turned, turned.name, str(most))
                     place = plus(self.pointers[e.value].text, self.index(substitute(e.index[0], start)))
                     lying = f"gy::Lying<{type_name(e.dtype)}>{{{place}, {self.index(apart).text}, 1}}"
                     counts = f"{ends[1]} - {ends[0]}, {ends[3]} - {ends[2]}"
@@ -444,16 +442,21 @@ class Loops(Expressions):
         for value in self._kernel.scratch:
             if value not in used or value in self.pointers:
                 continue
-            name, element = self.fresh(value.name), type_name(value.dtype)
-            count = value.span
+            name, element, count = self.fresh(value.name), type_name(value.dtype), value.span
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
                 whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it
                 self.emit(f"alignas(64) {element} {name}_memory[{whole}];")
                 self.emit(f"{element}* const {name} = {name}_memory;")
+                self.pointers[value] = Term(name, self.block.depth, name=True)
             else:
-                self.emit(f"const gy::Scratch<{element}> {name}_memory({self.index(count).text});")
-                self.emit(f"{element}* const {name} = {name}_memory.at;")
-            self.pointers[value] = Term(name, self.block.depth, name=True)
+                self._heap(value, name, self.index(count).text)
+
+    def _heap(self, value: Value, name: str, count: str) -> None:
+        """Memory for so many elements from the heap, called ``name``, in the innermost block."""
+        element = type_name(value.dtype)
+        self.emit(f"const gy::Scratch<{element}> {name}_memory({count});")
+        self.emit(f"{element}* const {name} = {name}_memory.at;")
+        self.pointers[value] = Term(name, self.block.depth, name=True)
 
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
