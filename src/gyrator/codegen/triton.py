@@ -64,12 +64,12 @@ def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -
     ``early`` one, for capability 9.0 on and not in Gluon, may be launched before earlier launches are done: it waits.
 
     Raises: UnsupportedInput for an element type that GPU kernels lack; InternalCheckError for a tree without Triton."""
-    if kernel.tiling is None:
+    if (tiling := kernel.tiling) is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
-    if kernel.tiling.category == "foreach":
-        return _print_foreach(kernel, kernel.tiling, early=early)
+    if tiling.category == "foreach":
+        return _print_foreach(kernel, tiling, early=early)
     names = Names((*_RESERVED, kernel.name))
-    printer = Printer(kernel, kernel.tiling, names)
+    printer = Printer(kernel, tiling, names)
     printer.aligned = aligned
     params: list[Parameter] = []
     for p in kernel.params:
@@ -77,27 +77,21 @@ def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -
         name = names.fresh(p.value.name)
         printer.pointers[p.value] = name
         params.append(Pointer(name, p.value.dtype, p.written))
-    params += _workspaces(kernel, kernel.tiling)
-    even = _best_even(kernel, kernel.tiling) if kernel.sizes else ()
+    params += _workspaces(kernel, tiling)
+    even = _best_even(kernel, tiling) if kernel.sizes else ()
     for size in kernel.sizes:
         name = names.fresh(size.name)
         params.append(SizeArgument(name, size, size in even))
-        if not kernel.tiling.wide:
+        if not tiling.wide:
             printer.emit(f"{name} = {name}.to(tl.int32)")
         printer.bind(size, Term(name, name=True))
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
     grid = printer.grid()
     early = early and not (printer.described and isinstance(kernel.body[0], Attend))
+    source = _module(kernel, params, printer.block.lines, printer.functions, early=early)
+    plain = print_triton(kernel, aligned=False, early=early).source if printer.described or printer.widened else ""
     return TritonKernel(
-        kernel.name,
-        _module(kernel, params, printer.block.lines, printer.functions, early=early),
-        tuple(params),
-        grid,
-        kernel.tiling.configs,
-        kernel.tiling.category,
-        printer.asserts,
-        early,
-        plain=print_triton(kernel, aligned=False, early=early).source if printer.described or printer.widened else "",
+        kernel.name, source, tuple(params), grid, tiling.configs, tiling.category, printer.asserts, early, plain=plain
     )
 
 

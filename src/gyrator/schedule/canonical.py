@@ -49,13 +49,9 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])
-    return Canonical(
-        (group.outer, group.spaces, group.serial, parts, kept),
-        replace(group, members=tuple(members)),
-        kept,
-        {n: v for v, n in names.items()},
-        {size: seed.index[0] for seed, size in slots.items()} | places,
-    )
+    key, actual = (group.outer, group.spaces, group.serial, parts, kept), {n: v for v, n in names.items()}
+    sizes = {size: seed.index[0] for seed, size in slots.items()} | places
+    return Canonical(key, replace(group, members=tuple(members)), kept, actual, sizes)
 
 
 def stem_of(name: str) -> str:

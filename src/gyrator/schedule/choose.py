@@ -192,17 +192,12 @@ def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> No
 def _prologued(plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]) -> tuple[Alternative, ...]:
     """The alternatives, each after the groups that make operands, then templates that compute these operands."""
     few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group.members[0].nest))
-    fused = [
-        replace(
-            a,
-            name=f"{a.name}_with_prologue{'s' * (len(some) > 1)}",
-            units=(*(group for group in found if all(group is not g for g in some)), replace(unit, prologue=some)),
-        )
-        for some in (found, *([cheap] if 0 < len(cheap) < len(found) else []))
-        for a in plain
-        for unit in a.units
-        if isinstance(unit, Templated) and unit.takes_elements
-    ]
+    able = [(a, u) for a in plain for u in a.units if isinstance(u, Templated) and u.takes_elements]
+    fused: list[Alternative] = []
+    for some in (found, *([cheap] if 0 < len(cheap) < len(found) else [])):
+        suffix = "_with_prologues" if len(some) > 1 else "_with_prologue"
+        before = [group for group in found if all(group is not g for g in some)]
+        fused += [replace(a, name=a.name + suffix, units=(*before, replace(u, prologue=some))) for a, u in able]
     apart = [replace(a, units=(*found, *a.units)) for a in plain if a.backend == "aten" or not (few and fused)]
     return (*apart, *fused) if found else plain
 

@@ -374,12 +374,10 @@ class Writer:
         return self._rows[value, part], tuple(a.index() for a in axes)
 
     def _ref(self, value: Value) -> Ref:
-        member, _ = self.made[value]
-        scope = {*self.shape.parallel, *self.shape.group.serial, *self._lane}
-        if self.shape.tile is not None:
-            scope.add(self.shape.tile)
-        if isinstance(member.nest.root, Scan) and member.space is not None:
-            scope |= set(self.shape.spaces[member.space])
+        shape, (member, _) = self.shape, self.made[value]
+        tile = () if shape.tile is None else (shape.tile,)
+        row = shape.spaces[member.space] if isinstance(member.nest.root, Scan) and member.space is not None else ()
+        scope = (*shape.parallel, *shape.group.serial, *self._lane, *tile, *row)
         return Ref(value.name, value.dtype, frozenset(scope))
 
 
