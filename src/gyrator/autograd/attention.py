@@ -12,6 +12,8 @@ copied, because the fused kernels of GPUs refuse them and attention would be com
 that have gradients stay: eager computes them that way, and more precisely than the fused kernels."""
 
 from collections.abc import Mapping, MutableMapping, Sequence, Set
+from functools import cache
+from inspect import isfunction, signature
 from math import prod
 from typing import Any, Literal
 
@@ -191,12 +193,21 @@ def memory_of(node: object) -> int | None:
 
 def mutates(node: Node) -> bool:
     """Whether a node of a captured graph writes into one of its arguments."""
-    name = name_of(node)
+    name, at = name_of(node), _inplace_of(node.target)
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
     if "out" in node.kwargs or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True
+    if node.kwargs.get("inplace") or (at is not None and any(node.args[at : at + 1])):
+        return True
     of_operator = getattr(node.target, "__module__", "") == "_operator"
     return name in _UPDATES if of_operator else name.endswith("_") and not name.endswith("__")
+
+
+@cache
+def _inplace_of(function: object) -> int | None:
+    """The position of the argument by which a function writes into its first one: 1 of ``F.relu(x, True)``."""
+    names = [*signature(function).parameters] if isfunction(function) else []
+    return names.index("inplace") if "inplace" in names else None
 
 
 def writes_between(first: Node, last: Node, links: Sequence[Node] = ()) -> bool:

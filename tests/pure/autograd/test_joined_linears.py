@@ -96,12 +96,19 @@ def test_what_is_written_in_place_stays_apart() -> None:
         x += 1
         return q * layers.k(x)
 
+    def write_by_a_flag(layers: Layers, x: Tensor) -> Tensor:
+        q = layers.q(x)
+        F.relu(x, inplace=True)
+        k = layers.k(x)
+        F.leaky_relu(x, 0.5, True)
+        return q * k * layers.v(x)
+
     def write_weight(layers: Layers, x: Tensor) -> Tensor:
         q = layers.q(x).sum()
         layers.k.bias.add_(0)
         return layers.k(x) * q
 
-    assert [products(fn) for fn in (write_result, write_input, write_weight)] == [2, 2, 2]
+    assert [products(fn) for fn in (write_result, write_input, write_by_a_flag, write_weight)] == [2, 2, 3, 2]
 
 
 def test_layers_of_other_inputs_and_with_others_between_stay_apart() -> None:

@@ -108,6 +108,20 @@ def keys_change(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v + k.sum()
 
 
+def keys_change_by_a_function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.clone()
+    weights = (q @ k.mT).softmax(-1)
+    F.relu(k, inplace=True)
+    return weights @ v + k.sum()
+
+
+def keys_change_by_a_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.clone()
+    weights = (q @ k.mT).softmax(-1)
+    F.leaky_relu(k, 0.5, True)
+    return weights @ v
+
+
 def queries_change_by_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = q.clone()
     bias, scores = q[..., :1], q @ k.mT
@@ -168,9 +182,9 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 LEFT = (
-    weights_returned, keys_change, queries_change_by_a_view, scores_of_another_type, weights_without_gradient,
-    along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias, divided_by_scores,
-    keys_of_fewer_heads, in_float64, factors_in_another_order, with_dropout,
+    weights_returned, keys_change, keys_change_by_a_function, keys_change_by_a_flag, queries_change_by_a_view,
+    scores_of_another_type, weights_without_gradient, along_queries, bias_with_gradient, small_numbers_hide,
+    scaled_after_the_bias, divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order, with_dropout,
 )  # fmt: skip
 
 
