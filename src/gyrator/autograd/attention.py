@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
@@ -193,28 +194,32 @@ def memory_of(node: object) -> int | None:
 
 def mutates(node: Node) -> bool:
     """Whether a node of a captured graph writes into one of its arguments."""
-    name, at = name_of(node), _inplace_of(node.target)
+    name, given = name_of(node), {**dict(zip(_parameters(node.target), node.args, strict=False)), **node.kwargs}
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
-    if "out" in node.kwargs or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
+    if "out" in given or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True
-    if node.kwargs.get("inplace") or (at is not None and any(node.args[at : at + 1])):
+    if given.get("inplace") or given.get("max_norm"):  # by the latter an embedding scales rows of its table
         return True
     of_operator = getattr(node.target, "__module__", "") == "_operator"
     return name in _UPDATES if of_operator else name.endswith("_") and not name.endswith("__")
 
 
 @cache
-def _inplace_of(function: object) -> int | None:
-    """The position of the argument by which a function writes into its first one: 1 of ``F.relu(x, True)``."""
-    names = [*signature(function).parameters] if isfunction(function) else []
-    return names.index("inplace") if "inplace" in names else None
+def _parameters(function: object) -> tuple[str, ...]:
+    """What a Python function calls its arguments; nothing of any other, which has a schema or a name that tells."""
+    return tuple(signature(function).parameters) if isfunction(function) else ()
+
+
+def may_mutate(node: Node) -> bool:
+    """Whether a node writes into one of its arguments, or the graph that it runs may."""
+    return isinstance(node.target, HigherOrderOperator) or mutates(node)
 
 
 def writes_between(first: Node, last: Node, links: Sequence[Node] = ()) -> bool:
     """Whether something writes into memory between two nodes, but a link into the one before."""
     node = last.prev
     while node is not first:
-        if mutates(node) and not (node in links and node.args and node.args[0] in links):
+        if may_mutate(node) and not (node in links and node.args and node.args[0] in links):
             return True
         node = node.prev
     return False

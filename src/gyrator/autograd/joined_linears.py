@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
-from gyrator.autograd.attention import memory_of, mutates, name_of
+from gyrator.autograd.attention import may_mutate, memory_of, name_of
 
 MOST_BYTES = 1 << 24
 """Of weights that are joined, which lie in memory twice then. Products with larger ones gain little."""
@@ -28,8 +27,7 @@ def linears_to_join(graph: Graph, frozen: Collection[int]) -> dict[Node, tuple[N
     inputs = graph.find_nodes(op="placeholder")
     parameters = {None, *(inputs[position] for position in frozen)}
     values: dict[Any, Any] = {node: node.meta.get("example_value") for node in graph.nodes}
-    writing = [node for node in graph.nodes if mutates(node) or isinstance(node.target, HigherOrderOperator)]
-    written = {memory_of(i) for node in writing for i in node.all_input_nodes} - {None}
+    written = {memory_of(i) for node in graph.nodes if may_mutate(node) for i in node.all_input_nodes} - {None}
     layers = {memory_of(node): node for node in graph.nodes if node.target is F.linear}
     told = {m for n in graph.nodes if (m := memory_of(n)) and m in layers and not _keeps_rows(n, values[layers[m]])}
     apart = {None} | written | told | {memory_of(node) for node in graph.output_node().all_input_nodes}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.pure.autograd.harness import compiled, same_as_eager
 
@@ -122,6 +123,20 @@ def keys_change_by_a_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+def keys_change_in_a_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.clone()
+    weights = (q @ k.mT).softmax(-1)
+    F.embedding(torch.tensor([1, 2]), k[0, 0], max_norm=0.1)
+    return weights @ v
+
+
+def keys_change_in_a_checkpoint(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.clone()
+    weights = (q @ k.mT).softmax(-1)
+    total = checkpoint(lambda x: x.mul_(2).sum(), k, use_reentrant=False)
+    return weights @ v + total
+
+
 def queries_change_by_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = q.clone()
     bias, scores = q[..., :1], q @ k.mT
@@ -182,7 +197,8 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 LEFT = (
-    weights_returned, keys_change, keys_change_by_a_function, keys_change_by_a_flag, queries_change_by_a_view,
+    weights_returned, keys_change, keys_change_by_a_function, keys_change_by_a_flag, keys_change_in_a_table,
+    keys_change_in_a_checkpoint, queries_change_by_a_view,
     scores_of_another_type, weights_without_gradient, along_queries, bias_with_gradient, small_numbers_hide,
     scaled_after_the_bias, divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order, with_dropout,
 )  # fmt: skip
