@@ -34,6 +34,7 @@ _HIDES = -1e4
 """The largest number of which a score in its place is held for hidden."""
 
 Values = Mapping[Node, Any]
+Call = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _product(node: Node, values: Values) -> _Product | None:
     return _Product((left, right), (found[0], found[1], found[2]))
 
 
-def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Callable[..., Tensor]) -> Tensor | None:
+def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call) -> Tensor | None:
     """What attention gives that ends at `node`: the same as `result`, which is computed as written. None if none ends.
 
     Args:
@@ -173,9 +174,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
     return None
 
 
-def _attention(
-    scores: _Scores, dropout: float, operands: list[Tensor], masks: Masks, call: Callable[..., Tensor]
-) -> Tensor | None:
+def _attention(scores: _Scores, dropout: float, operands: list[Tensor], masks: Masks, call: Call) -> Tensor | None:
     """Of query, key and value with four dimensions. None where a mask would not mean the same, or it is no gain.
 
     Where numbers hide all keys of a row, all count the same, whatever the query is: kernels need to be told."""
