@@ -19,6 +19,7 @@ from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import WINDOW
+from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan, Step, held, touched
 
 MOST_POINTERS = 480
@@ -74,9 +75,9 @@ def combine(plan: Plan) -> Plan:
     for slot in _slots(plan, kernels, owner):
         launches = [step for step in slot.steps if isinstance(step, Launch)]
         if len(launches) > 1:
-            kernel, args = _side_by_side([(kernels[step.kernel], step.args) for step in launches], owner)
-            slot.steps = [Launch(kernel.name, args, (), merge(*(step.origins for step in launches)))]
-            made[kernel.name] = kernel
+            built = _side_by_side([Built(kernels[step.kernel], step.args) for step in launches], owner)
+            slot.steps = [Launch(built.kernel.name, built.args, (), merge(*(step.origins for step in launches)))]
+            made[built.kernel.name] = built.kernel
         else:
             made |= {step.kernel: kernels[step.kernel] for step in launches}
         steps += [*slot.before, *slot.steps, *slot.after]
@@ -157,30 +158,28 @@ def _loop(kernel: Kernel) -> Loop:
     return first if isinstance(first, Loop) and not others else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
 
 
-def _side_by_side(
-    members: Sequence[tuple[Kernel, tuple[Value, ...]]], owner: Mapping[Value, Value]
-) -> tuple[Kernel, tuple[Value, ...]]:
+def _side_by_side(members: Sequence[Built], owner: Mapping[Value, Value]) -> Built:
     """One kernel for several, and its arguments, from theirs. Params in the same memory are one.
 
     a[i] = f(x[i])   and   b[j] = f(y[j])   →   | i { a[i] = f(x[i]) } | j { b[j] = f(y[j]) }"""
     params: dict[Value, Param] = {}
     given: dict[Value, Value] = {}
     body: list[Loop] = []
-    for number, (kernel, args) in enumerate(members):
+    for number, built in enumerate(members):
         values: dict[Value, Value] = {}
-        for param, arg in zip(kernel.params, args, strict=True):
+        for param, arg in zip(built.kernel.params, built.args, strict=True):
             place, old = owner.get(arg, arg), param.value
             new = replace(old, name=f"{stem_of(old.name)}_{len(params)}")
             same = params.get(place, Param(new, False, False))
             params[place] = replace(same, read=same.read or param.read, written=same.written or param.written)
             given[place], values[old] = arg, same.value
-        body.append(_renamed(_loop(kernel), values, number))
-    origins = merge(*(kernel.origins for kernel, _ in members))
+        body.append(_renamed(_loop(built.kernel), values, number))
+    origins = merge(*(built.kernel.origins for built in members))
     tiles = tuple(Tile(axis, "XBLOCK") for axis in dict.fromkeys(loop.axis for loop in body))
-    hint = sum(kernel.tiling.hint for kernel, _ in members if kernel.tiling is not None)
+    hint = sum(built.kernel.tiling.hint for built in members if built.kernel.tiling is not None)
     tiling = Tiling(tiles, (Config((("XBLOCK", BLOCK),), WARPS),), "foreach", hint=hint)
     made = named(Kernel("foreach", tuple(params.values()), (), (), tuple(body), origins))
-    return replace(made, tiling=tiling), tuple(given.values())
+    return Built(replace(made, tiling=tiling), tuple(given.values()))
 
 
 def _renamed(loop: Loop, values: Mapping[Value, Value], number: int) -> Loop:

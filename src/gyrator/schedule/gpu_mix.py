@@ -8,7 +8,6 @@ The backward of a layer norm needs sums along each row (for the gradient of the 
 
 and a small kernel adds up the P partial rows. All is read once. If P does not divide R, some programs end earlier."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
@@ -61,9 +60,7 @@ def _runs_down(member: Member) -> bool:
     return isinstance(root, Pointwise) and member.space is not None
 
 
-def _aligned(
-    rows: Group, columns: Group, left: Sequence[Index], right: Sequence[Index], shape: Sequence[Index]
-) -> tuple[Group, Group] | None:
+def _aligned(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indices) -> tuple[Group, Group] | None:
     """Both over the parts of ``columns`` and the rows within them. Where the last one is masked it does not run.
 
     Before: ``| b < P { = c { - i < C: s += where(i*P + b < R, x[i*P + b, c], 0) } }``
