@@ -8,7 +8,7 @@ from gyrator.torch_compat import graph_module
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-_SMALL, _SHORT = 1 << 28, 4096
+_SMALL, _SHORT = 1 << 29, 4096
 """Multiplications and length of sums up to which `gpu_gemm.short_configs` may have a template with what follows."""
 _LIBRARY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 

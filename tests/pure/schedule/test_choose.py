@@ -113,7 +113,11 @@ def test_a_product_that_costs_less_than_a_call_is_by_the_template_with_what_foll
         (32, 300, 768, [(16, 16, 256)]),
         (32, 1000, 768, []),  # the last of many blocks would end in the middle
         (32, 8192, 768, []),  # each program would sum for long
-        (64, 768, 16384, []),  # more programs than run at once
+        (64, 768, 32768, []),  # more programs than run at once
+        (256, 768, 3072, [(128, 64, 64)]),
+        (256, 3072, 768, []),  # narrow tiles would sum for long
+        (6304, 256, 256, [(128, 128, 64)]),
+        (6304, 512, 512, []),  # tiles larger than the fastest
     ],
 )
 def test_products_that_cost_less_than_a_call(m: int, k: int, n: int, found: list[tuple[int, ...]]) -> None:
