@@ -9,19 +9,19 @@ Of operators that take graphs
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
     passed    auto_functionalized and others without bodies: one node; the rest is refused"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten
+from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten, mapped
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
@@ -47,6 +47,30 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Mapping[int, Sequence[Any]]]] =
     **dict.fromkeys(("auto_functionalized", "out_dtype", "run_and_save_rng_state"), lambda args: {}),
 }
 """For the position of each body among the arguments of an operator that is recorded, what it is called with."""
+
+
+class InMemory(HigherOrderOperator):
+    """`in_memory(op, roots, places, arguments)` → what `op` returns, then the roots as it leaves copies of them.
+
+    In place of each tensor among the arguments it takes the view of a copy at its place: the root's number, sizes,
+    strides, elements before the first. Where there is no place it takes the tensor itself."""
+
+    def __init__(self) -> None:
+        super().__init__("gyrator_in_memory")
+
+    def __call__(self, op: OpOverload, roots: Any, places: Any, arguments: Mapping[str, Any]) -> Any:
+        """The results."""
+        copies, left = [x.new_empty_strided(x.shape, x.stride()).copy_(x) for x in roots], iter(places)
+
+        def placed(leaf: Any) -> Any:
+            place = next(left) if isinstance(leaf, Tensor) else None
+            return leaf if place is None else copies[place[0]].as_strided(*place[1:])
+
+        out = op(**mapped(arguments, placed))
+        return (*(out if isinstance(out, tuple) else (out,)), *copies)
+
+
+in_memory = InMemory()
 
 
 class Recorder(TorchDispatchMode):
@@ -157,6 +181,8 @@ class Recorder(TorchDispatchMode):
             return read(self.alias_of(value), self.build)
         if isinstance(value, (list, tuple)):
             return [self.node_of(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.node_of(item) for key, item in value.items()}
         return self.build.number(value)
 
     def _append(self, func: Any, args: Args, kwargs: Mapping[str, Any], out: Any) -> Node:
@@ -248,6 +274,10 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         given = arguments(func, args, kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
+        tensors, written = _tensors(given.values()), {*map(id, flatten(targets))}
+        if how.functional is None and overlapping(tensors, [k for k, x in enumerate(tensors) if id(x) in written]):
+            self._in_memory(func, given, out, written)
+            return
         if how.functional is not None:
             node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
             first = how.plain_results
@@ -264,6 +294,25 @@ class Recorder(TorchDispatchMode):
         for index, item in enumerate(results):
             if isinstance(item, Tensor) and id(item) not in self._aliases:
                 self.share(item, targets[max(index - how.plain_results, 0)])
+
+    def _in_memory(self, func: OpOverload, given: Mapping[str, Any], out: Any, written: Set[int]) -> None:
+        """A call that writes to a tensor of which another argument shows elements: they lie in memory in common."""
+        shown = [(x, self.alias_of(x).root) for x in _tensors(given.values())]
+        roots = list(dict.fromkeys([root for x, root in shown if id(x) in written]))
+        places: list[Any] = []
+        for x, root in shown:
+            if root in roots and (x.dtype, x.is_conj()) != (root.tensor.dtype, root.tensor.is_conj()):
+                raise UnsupportedOperator(str(func), "it writes to memory that has elements of two types")
+            start = x.storage_offset() - root.tensor.storage_offset()
+            places.append([roots.index(root), [*x.shape], [*x.stride()], start] if root in roots else None)
+        own = out if isinstance(out, tuple) else (out,)
+        args = (func, [root.node for root in roots], places, dict(given))
+        node = self._append(in_memory, args, {}, (*own, *(root.tensor for root in roots)))
+        for index, item in enumerate(own):
+            if isinstance(item, Tensor):
+                self._results(self.build.result(node, index), item)
+        for index, root in enumerate(roots, len(own)):
+            write(Alias(root, None, None, root.node), self.build.result(node, index), self.build)
 
     def _part(self, node: Node, index: int) -> Node:
         """Result `index` of a call, which is the call itself where it has only one."""
@@ -289,8 +338,6 @@ class Recorder(TorchDispatchMode):
         """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
         own = out if isinstance(out, tuple) else (out,)
         written = [given.get(name) for name in how.written]
-        if overlapping(flatten(written), range(len(flatten(written)))):  # each would get a copy of its own
-            raise UnsupportedOperator(str(func), "it writes to tensors that share memory")
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, (*own, *written))
 
@@ -346,6 +393,10 @@ class Recorder(TorchDispatchMode):
         results = recorder.node_of(out)
         build.graph.output(tuple(results) if isinstance(results, list) else results)
         return self.build.body(build)
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [x for x in flatten([*values]) if isinstance(x, Tensor)]
 
 
 _LEGIT = aten._native_batch_norm_legit

@@ -4,6 +4,7 @@ results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -242,18 +243,53 @@ def test_parts_of_equal_strides_overlap_where_they_have_an_element_in_common(
     assert overlapping(parts, [0]) == shared
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_an_operator_that_writes_to_one_memory_twice_is_refused(dynamic: bool) -> None:
-    """Each argument would get a copy of its own, and what the first one got would be lost."""
-    torch._dynamo.reset()
+IN_COMMON: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
+    lambda y: (y, y),
+    lambda y: (y[:2], y[:, 1:]),
+    lambda y: (y[1:].t(), y[:2]),
+    lambda y: (y[0], y.view(-1)[2:7]),
+]
 
+
+@pytest.mark.parametrize("parts", IN_COMMON)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("op", ["both_sines", "sine_and_sum"])
+def test_an_operator_sees_what_it_writes_to_memory_that_arguments_have_in_common(
+    op: str, dynamic: bool, parts: Callable[[Tensor], tuple[Tensor, ...]]
+) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        y = x * 2
+        return y, getattr(torch.ops.gyrator_tests, op)(*parts(y))
+
+    same_as_eager(program, torch.rand(4, 4), backward=False, dynamic=dynamic)
+
+
+def test_an_operator_updates_inputs_that_have_memory_in_common() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.ops.gyrator_tests.sine_and_sum(x[:2], x[1:])
+
+    same_as_eager(program, torch.rand(4, 4), backward=False)
+
+
+def test_an_operator_that_writes_to_memory_of_two_types_is_refused() -> None:
     def program(x: Tensor) -> Tensor:
         y = x * 2
-        torch.ops.gyrator_tests.both_sines(y[:2], y[:, 1:])
+        torch.ops.gyrator_tests.both_sines(y, y.view(torch.float16))
         return y
 
-    with pytest.raises(Exception, match="it writes to tensors that share memory"):
-        torch.compile(program, backend="gyrator", dynamic=dynamic)(torch.ones(4, 4))
+    with pytest.raises(Exception, match="it writes to memory that has elements of two types"):
+        torch.compile(program, backend="gyrator")(torch.ones(4, 4))
+
+
+@torch.library.custom_op("gyrator_tests::sine_and_sum", mutates_args=("x",))
+def sine_and_sum(x: Tensor, y: Tensor) -> Tensor:
+    x.sin_()
+    return y.sum()
+
+
+@sine_and_sum.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return y.new_empty(())
 
 
 @torch.library.custom_op("gyrator_tests::both_sines", mutates_args=("x", "y"))
