@@ -169,12 +169,13 @@ def scan(
     return [whole(v) for v in values]
 
 
-def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> TensorRef:
+def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> Any:
     if x.rank == 0:
         return b.copy(x, out)
+    if out.dtype == torch.bool or (kind == "logaddexp" and not out.dtype.is_floating_point):
+        return NotImplemented  # the library refuses it too, in its own words
     wide = compute_dtype(out.dtype)
-    suffix = "" if wide == out.dtype else kind
-    (total,) = scan(b, out, dimension(dim, x.rank), kind, lambda at: (cast(x.load(at), wide),), suffix)
+    (total,) = scan(b, out, dim, kind, lambda at: (cast(x.load(at), wide),), kind)
     return b.narrowed(total, out)
 
 
@@ -182,9 +183,8 @@ def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef
     values, indices = out
     if x.rank == 0:
         return b.copy(x, values), b.full(indices, 0)
-    d = dimension(dim, x.rank)
     wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-    best, where = scan(b, values, d, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[d])), kind)
+    best, where = scan(b, values, dim, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[dim])), kind)
     return b.narrowed(best, values), where
 
 
