@@ -125,8 +125,7 @@ def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: An
 
     def of_pairs(number: int, arg: Any) -> Any:
         if number == dim:
-            rank = len(out.shape)
-            return [dimension(d, rank) for d in arg] if isinstance(arg, list) else dimension(arg, rank)
+            return mapped(arg, lambda d: dimension(d, len(out.shape)))
         return mapped(arg, lambda leaf: reals(leaf) if isinstance(leaf, TensorRef) and leaf.dtype.is_complex else leaf)
 
     refs = [leaf for leaf in flatten(args) if isinstance(leaf, TensorRef)]
@@ -137,7 +136,7 @@ def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: An
 
 
 def _reduced(lowering: Lowering, b: Builder, out: Meta, x: TensorRef, dims: Any = None, *args: Any, **_: Any) -> Any:
-    if not x.rank or not x.dtype.is_complex:
+    if not (x.rank and x.dtype.is_complex and out.dtype.is_complex):
         return NotImplemented
     return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reductions.reduced_dims(dims, x.rank)), *args))
 

@@ -103,6 +103,8 @@ def _variance(
 ) -> Any:  # fmt: skip
     """Welford's sum of squares divided by ``max(n - correction, 0)``; with the mean where two results are wanted."""
     first, mean_out = out if isinstance(out, tuple) else (out, None)
+    if not first.dtype.is_floating_point:
+        return NotImplemented
     over, wide = reduced_dims(dim, x.rank), compute_dtype(first.dtype)
     wanted = (mean_out is not None, True, False)
     *mean, squares = reduce_several(
@@ -146,15 +148,14 @@ def _extreme_and_position(
 
 def _extreme(b: Builder, out: Meta, x: TensorRef, dim: Dims, kind: str, wanted: Sequence[bool]) -> list[TensorRef]:
     """The extreme value and its position in the reduced dimensions, counted in row-major order, if wanted."""
-    dims = reduced_dims(dim, x.rank)
     dtype = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-    over = sorted(dims)
+    over = sorted(reduced_dims(dim, x.rank))
 
     def bodies(at: Coords) -> tuple[Expr, ...]:
         position = linear(tuple([at[k] for k in over]), tuple([x.shape[k] for k in over]))
         return cast(x.load(at), dtype), IndexValue(position)
 
-    return reduce_several(b, out, x.shape, dims, kind, bodies, kind, wanted)
+    return reduce_several(b, out, x.shape, frozenset(over), kind, bodies, kind, wanted)
 
 
 def scan(

@@ -88,6 +88,12 @@ def test_the_library_works_on_the_memory_of_pairs() -> None:
     check(lambda x: x.sqrt() * 2, numbers(3, 4), externs=["aten.sqrt.default"])
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_sums_as_reals_are_the_librarys_which_drops_imaginary_parts() -> None:
+    check(lambda x: x.sum(1, dtype=torch.float32), numbers(3, 4), externs=["aten.sum.dim_IntList"])
+    check(lambda x: x.mean(0, dtype=torch.float64), numbers(3, 4), externs=["aten.mean.dim"])
+
+
 def test_a_chain_is_one_value_after_fusion_of_index_maps() -> None:
     low = lowered(lambda x: torch.view_as_real(torch.view_as_complex(x)).flatten(), torch.randn(3, 2))
     assert not low.program.nodes
