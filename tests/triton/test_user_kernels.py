@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from gyrator.autograd.triton_kernels import stored
 from gyrator.backend import gyrator
+from gyrator.insight import counters
 
 
 def put(pointer, at, value):
@@ -75,6 +76,21 @@ def test_a_launch_writes_new_values_of_its_arguments() -> None:
         doubled, found, sums = compiled(a, order)
         assert torch.equal(doubled, (a + 1)[order] * 2.5 * 2) and torch.equal(sums, a + 1)
         assert found.tolist() == [7, 7, 7, 0]
+
+
+def test_a_kernel_may_write_where_it_reads() -> None:
+    """Its programs do not wait for each other, so that it is launched as always, on what it reads and a new value."""
+    graph = fx.Graph()
+    x, index = graph.placeholder("x"), graph.placeholder("index")
+    given, marks = graph.call_function(torch.add, (x, 1)), graph.call_function(torch.zeros, (4,))
+    call = launched(gather_scaled, (3,), x=given, index=index, out=given, marks=marks, n=20, factor=2.5, BLOCK=8)
+    graph.call_function(triton_kernel_wrapper_mutation, (), call)
+    graph.output((given,))
+    a, before = torch.randn(20), counters().externs()
+    (doubled,) = gyrator(fx.GraphModule({}, graph), [a, torch.arange(20)])(a, torch.arange(20))
+    called = counters().externs().keys() - before.keys()
+    assert torch.equal(doubled, (a + 1) * 2.5)
+    assert not any("region" in name for name in called)
 
 
 @pytest.mark.parametrize("view", [Tensor.t, lambda x: x[:4]], ids=["transposed", "a part"])

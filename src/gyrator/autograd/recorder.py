@@ -27,7 +27,7 @@ from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.inputs import of_subclass, overlapping, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
-from gyrator.autograd.triton_kernels import launch
+from gyrator.autograd.triton_kernels import LIBRARY, launch
 from gyrator.autograd.views import IDENTITY_VIEWS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
@@ -274,7 +274,9 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         given = arguments(func, args, kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
-        tensors, written = _tensors(given.values()), {*map(id, flatten(targets))}
+        # programs of a Triton kernel do not wait for each other: what one writes, another cannot mean to read
+        tensors = _tensors(targets if func.namespace == LIBRARY else given.values())
+        written = {*map(id, flatten(targets))}
         if how.functional is None and overlapping(tensors, [k for k, x in enumerate(tensors) if id(x) in written]):
             self._in_memory(func, given, out, written)
             return

@@ -19,7 +19,8 @@ from torch._ops import OpOverload
 from gyrator import torch_compat
 from gyrator.errors import UnsupportedOperator
 
-_LIBRARY = torch.library.Library("gyrator_triton", "DEF")
+LIBRARY = "gyrator_triton"
+_LIBRARY = torch.library.Library(LIBRARY, "DEF")
 _TYPES = ((Tensor, "Tensor"), (bool, "bool"), ((int, torch.SymInt), "SymInt"), ((float, torch.SymFloat), "float"))
 
 
