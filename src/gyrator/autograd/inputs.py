@@ -91,9 +91,15 @@ def reaches_outside(view: Tensor, owner: Tensor) -> bool:
 
 
 def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may have memory in common: not where they interleave, as `x[:, :2]` and `x[:, 2:]` do."""
+    """Whether two tensors may have memory in common: not where they interleave, as `x[:, :2]` and `x[:, 2:]` do. Where
+    sizes are symbolic, those on one storage are taken to."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    places = (n for x in (one, other) for n in (*x.shape, *x.stride(), x.storage_offset()))
+    if any(type(number) is not int for number in places):
+        return True
     (start, end), (first, last) = _span(one), _span(other)
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata or start >= last or first >= end:
+    if start >= last or first >= end:
         return False
     dims = sorted(zip(one.stride(), one.shape, other.shape, strict=False), reverse=True)
     alike = one.stride() == other.stride() and one.dtype == other.dtype

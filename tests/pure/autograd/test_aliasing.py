@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.inputs import overlapping
@@ -262,6 +263,23 @@ def test_an_operator_sees_what_it_writes_to_memory_that_arguments_have_in_common
         return y, getattr(torch.ops.gyrator_tests, op)(*parts(y))
 
     same_as_eager(program, torch.rand(4, 4), backward=False, dynamic=dynamic)
+
+
+def test_whether_memory_is_in_common_does_not_depend_on_lengths() -> None:
+    def program(x: Tensor, tokens: Tensor, caches: Tensor) -> Tensor:
+        y, (keys, values) = x * 2, caches.unbind(1)
+        torch.ops.gyrator_tests.both_sines(keys, values)
+        return torch.ops.gyrator_tests.sine_and_sum(y[:2], y[1:]) + torch.ops.gyrator_tests.sine_and_sum(keys, tokens)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("gyrator")
+    compiled = torch.compile(program, backend=counter, dynamic=True)
+    for rows in (5, 6, 9):
+        given = torch.rand(rows, 3), torch.rand(rows + 4, 2), torch.rand(7, 2, 8)
+        same = [x.clone() for x in given]
+        torch.testing.assert_close(compiled(*given), program(*same))
+        torch.testing.assert_close(given, tuple(same))
+    assert counter.frame_count == 1
 
 
 def test_an_operator_updates_inputs_that_have_memory_in_common() -> None:
