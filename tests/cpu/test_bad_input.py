@@ -208,6 +208,7 @@ MISTYPED = {
     "running sums as bools, which numpy's functions ask for": (lambda x: x.cumsum(1, dtype=torch.bool), BOOLS),
     "running products as bools": (lambda x: x.cumprod(1, dtype=torch.bool), BOOLS),
     "running logarithms of sums of integers": (lambda x: x.logcumsumexp(1), INTEGERS),
+    "running logarithms of one integer": (lambda x: x[0, 0, 0].logcumsumexp(0), INTEGERS),
     "variances of integers": (lambda x: x.var(1), INTEGERS),
     "lerp of integers": (lambda x: torch.lerp(x, x, 2), INTEGERS),
     "means of parts of integers": (lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2), INTEGERS),

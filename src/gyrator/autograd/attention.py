@@ -12,16 +12,18 @@ copied, because the fused kernels of GPUs refuse them and attention would be com
 that have gradients stay: eager computes them that way, and more precisely than the fused kernels."""
 
 from collections.abc import Mapping, MutableMapping, Sequence, Set
+from contextlib import suppress
 from functools import cache
 from inspect import isfunction, signature
 from math import prod
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
@@ -198,7 +200,9 @@ def mutates(node: Node) -> bool:
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
     if "out" in given or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True
-    if given.get("inplace") or given.get("max_norm"):  # by the latter an embedding scales rows of its table
+    if isinstance(node.target, HigherOrderOperator) and any(map(_writes_into_inputs, _bodies(node))):
+        return True
+    if given.get("inplace") or given.get("max_norm") is not None:  # by the latter an embedding scales rows of its table
         return True
     of_operator = getattr(node.target, "__module__", "") == "_operator"
     return name in _UPDATES if of_operator else name.endswith("_") and not name.endswith("__")
@@ -207,7 +211,21 @@ def mutates(node: Node) -> bool:
 @cache
 def _parameters(function: object) -> tuple[str, ...]:
     """What a Python function calls its arguments; nothing of any other, which has a schema or a name that tells."""
-    return tuple(signature(function).parameters) if isfunction(function) else ()
+    with suppress(ValueError):  # one that wraps a builtin has none that is known: Tensor.__pow__
+        return tuple(signature(function).parameters) if isfunction(function) else ()
+    return ()
+
+
+def _bodies(node: Node) -> list[GraphModule]:
+    """The graphs that a node runs."""
+    owner = node.graph.owning_module
+    held = [attrgetter(str(n.target))(owner) for n in node.all_input_nodes if n.op == "get_attr" and owner is not None]
+    return [body for body in held if isinstance(body, GraphModule)]
+
+
+def _writes_into_inputs(body: GraphModule) -> bool:
+    given = {memory_of(node) for node in body.graph.find_nodes(op="placeholder")} - {None}
+    return any(mutates(n) and not given.isdisjoint(map(memory_of, n.all_input_nodes)) for n in body.graph.nodes)
 
 
 def may_mutate(node: Node) -> bool:

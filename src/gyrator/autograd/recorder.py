@@ -52,8 +52,8 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Mapping[int, Sequence[Any]]]] =
 class InMemory(HigherOrderOperator):
     """`in_memory(op, roots, places, arguments)` → what `op` returns, then the roots as it leaves copies of them.
 
-    In place of each tensor among the arguments it takes the view of a copy at its place: the root's number, sizes,
-    strides, elements before the first. Where there is no place it takes the tensor itself."""
+    In place of each tensor among the arguments it takes the view of a copy at its place: the root's number, elements
+    before the first, sizes, strides. Where there is no place it takes the tensor itself."""
 
     def __init__(self) -> None:
         super().__init__("gyrator_in_memory")
@@ -64,7 +64,7 @@ class InMemory(HigherOrderOperator):
 
         def placed(leaf: Any) -> Any:
             place = next(left) if isinstance(leaf, Tensor) else None
-            return leaf if place is None else copies[place[0]].as_strided(*place[1:])
+            return leaf if place is None else leaf.new_empty(0).set_(copies[place[0]].untyped_storage(), *place[1:])
 
         out = op(**mapped(arguments, placed))
         return (*(out if isinstance(out, tuple) else (out,)), *copies)
@@ -286,7 +286,7 @@ class Recorder(TorchDispatchMode):
         else:
             node = self._auto_functionalized(func, how, given, out)
             first = max(len(func._schema.returns), 1)
-        results = out if isinstance(out, (tuple, list)) else (out,)
+        results = out if isinstance(out, tuple) else (out,)
         for index in range(how.plain_results):
             self._results(self._part(node, index), results[index])
         alone = how.functional is not None and first == 0 and len(targets) == 1
@@ -303,15 +303,16 @@ class Recorder(TorchDispatchMode):
         roots = list(dict.fromkeys([root for x, root in shown if id(x) in written]))
         places: list[Any] = []
         for x, root in shown:
-            if root in roots and (x.dtype, x.is_conj()) != (root.tensor.dtype, root.tensor.is_conj()):
-                raise UnsupportedOperator(str(func), "it writes to memory that has elements of two types")
-            start = x.storage_offset() - root.tensor.storage_offset()
-            places.append([roots.index(root), [*x.shape], [*x.stride()], start] if root in roots else None)
+            first, alike = root.tensor.storage_offset() * root.tensor.itemsize, (x.is_conj(), x.is_neg())
+            if root in roots and (first % x.itemsize or alike != (root.tensor.is_conj(), root.tensor.is_neg())):
+                raise UnsupportedOperator(str(func), "it writes to memory that it cannot get a copy of")
+            place = x.storage_offset() - first // x.itemsize, [*x.shape], [*x.stride()]
+            places.append([roots.index(root), *place] if root in roots else None)
         own = out if isinstance(out, tuple) else (out,)
         args = (func, [root.node for root in roots], places, dict(given))
-        node = self._append(in_memory, args, {}, (*own, *(root.tensor for root in roots)))
+        node = self._append(in_memory, args, {}, (*own, *(root.node.meta["val"] for root in roots)))
         for index, item in enumerate(own):
-            if isinstance(item, Tensor):
+            if isinstance(item, (Tensor, list)) and id(item) not in self._aliases:
                 self._results(self.build.result(node, index), item)
         for index, root in enumerate(roots, len(own)):
             write(Alias(root, None, None, root.node), self.build.result(node, index), self.build)

@@ -155,11 +155,13 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     passed = [(a, argument(b, node, given[a.name], node.kwargs.get(a.name), exact=True)) for a in schema]
     positional = tuple([value for a, value in passed if not a.kwarg_only])
     named = tuple([(a.name, value) for a, value in passed if a.kwarg_only])
-    outs = results(b, list(node.meta["val"])[: max(1, len(op._schema.returns))])
+    own = node.meta["val"][: max(1, len(op._schema.returns))]
+    outs = results(b, flatten(own))
+    values = iter(outs)
     b.fallbacks.append(str(op))
     b.add(Extern(outs, str(op), positional, named, tuple(new.items())))
     updated = [mapped(given[name], lambda r: r and replace(r, value=new[r.value])) for name in written]
-    return [*[v and whole(v, t.dtype) for v, t in zip(outs, node.meta["val"], strict=False)], *updated]
+    return [*[_structured(b, item, values) for item in own], *updated]
 
 
 def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any, traced: Any) -> Any:

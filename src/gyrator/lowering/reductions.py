@@ -171,10 +171,10 @@ def scan(
 
 
 def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> Any:
+    if (x.rank and out.dtype == torch.bool) or (kind == "logaddexp" and not out.dtype.is_floating_point):
+        return NotImplemented  # the library refuses it too, in its own words
     if x.rank == 0:
         return b.copy(x, out)
-    if out.dtype == torch.bool or (kind == "logaddexp" and not out.dtype.is_floating_point):
-        return NotImplemented  # the library refuses it too, in its own words
     wide = compute_dtype(out.dtype)
     (total,) = scan(b, out, dim, kind, lambda at: (cast(x.load(at), wide),), kind)
     return b.narrowed(total, out)

@@ -24,8 +24,8 @@ MOST_SUMMED = 1 << 16
 """Products in a sum for few rows: 200,704 for each of 96 x 384 took 1.65 ms on an H200, and libraries split k."""
 SHORT, BROAD, LARGEST, LEAST_STEP, MOST_UNEVEN, LONGEST = 9 << 20, 64, 1 << 14, 32, 512, 4096
 """Multiplications of a program, of which all run at once, up to which the template needs no trial: a third of them for
-tiles with a side under BROAD, or where half of the processors have none. The largest tile and the shortest blocks of k
-then; the longest k of which the last block may be a part, and the longest k."""
+tiles with a side under BROAD, where half of the processors have none, or if the left operand lies transposed. The
+largest tile and the shortest blocks of k then, the longest k of which the last block may be a part, the longest k."""
 ROW_BYTES = 16
 """Libraries are slow at rows that end between multiples of it."""
 WORTH = 1 << 33
@@ -105,7 +105,7 @@ def few_configs(product: Product, gpu: Gpu, made: Sequence[Group]) -> tuple[Conf
 
 def short_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
     """Blocks of the template `tiled` for a product of 16 bits that is so small that a call of the library costs more:
-    0.3 to 1.0 of its time on an H200, the largest 0.97 in the mean, and 4 µs of the processor's instead of 13. A
+    0.3 to 1.0 of its time on an H200, the largest 0.96 in the mean, and 4 µs of the processor's instead of 13. A
     longer k has whole blocks."""
     sizes = [n.value for n in (*product.shape, product.left.shape[-1])]
     if product.left.value.dtype.itemsize != 2 or None in sizes or product.ends is not None or product.has_patches:
@@ -117,7 +117,8 @@ def short_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
         if name != "tiled" or "SPLIT_K" in blocks or (step < LEAST_STEP and k > MOST_UNEVEN):
             continue
         rows, columns, programs = blocks["BLOCK_M"], blocks["BLOCK_N"], _programs(product, config)
-        most = SHORT if min(rows, columns) >= BROAD and 2 * programs >= gpu.processors else SHORT // 3
+        broad = min(rows, columns) >= BROAD and 2 * programs >= gpu.processors and product.left.strides[-1] is ONE
+        most = SHORT if broad else SHORT // 3
         if rows * columns <= LARGEST and rows * columns * k <= most and programs <= gpu.processors:
             blocks["BLOCK_K"] = step if step >= LEAST_STEP else blocks["BLOCK_K"]
             return (replace(config, blocks=(*blocks.items(),)),)

@@ -289,14 +289,60 @@ def test_an_operator_updates_inputs_that_have_memory_in_common() -> None:
     same_as_eager(program, torch.rand(4, 4), backward=False)
 
 
-def test_an_operator_that_writes_to_memory_of_two_types_is_refused() -> None:
+def test_memory_in_common_may_have_elements_of_several_types() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y, bytes_of_y = x * 2, (x * 2).view(torch.uint8)
+        torch.ops.gyrator_tests.both_sines(y, y.view(torch.float16))
+        sums = torch.ops.gyrator_tests.sine_and_sum(bytes_of_y[:, 4:].view(torch.float32), bytes_of_y[:, :4])
+        return y, sums
+
+    same_as_eager(program, torch.rand(4, 4), backward=False)
+
+
+def test_memory_in_common_is_laid_out_as_changes_in_place_leave_it() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        y.t_()
+        return y, torch.ops.gyrator_tests.sine_and_sum(y, y[2])
+
+    same_as_eager(program, torch.rand(3, 5), backward=False)
+
+
+def test_an_operator_may_return_what_it_writes_to_memory_in_common() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        torch.ops.gyrator_outs.filled(y[1:], out=y).add_(1)
+        return y, torch.ops.gyrator_outs.filled(x[1:], out=x)
+
+    same_as_eager(program, torch.rand(4, 4), backward=False)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_an_operator_that_writes_may_return_a_list(start: int) -> None:
     def program(x: Tensor) -> Tensor:
         y = x * 2
-        torch.ops.gyrator_tests.both_sines(y, y.view(torch.float16))
-        return y
+        first, second = torch.ops.gyrator_tests.sine_and_parts(y[:2], y[start:])
+        return first + second + y[:2]
 
-    with pytest.raises(Exception, match="it writes to memory that has elements of two types"):
-        torch.compile(program, backend="gyrator")(torch.ones(4, 4))
+    x = torch.rand(4, 4)
+    torch.testing.assert_close(torch.compile(program, backend="gyrator")(x), program(x))
+
+
+OUTS = torch.library.Library("gyrator_outs", "DEF")
+OUTS.define("filled(Tensor y, *, Tensor(a!) out) -> Tensor(a!)")
+OUTS.impl("filled", lambda y, *, out: out.fill_(y.sum()), "CPU")
+OUTS.impl("filled", lambda y, *, out: out, "Meta")
+
+
+@torch.library.custom_op("gyrator_tests::sine_and_parts", mutates_args=("x",))
+def sine_and_parts(x: Tensor, y: Tensor) -> list[Tensor]:
+    x.sin_()
+    return [y[:2] * 1, y[:2] + 1]
+
+
+@sine_and_parts.register_fake
+def _(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [torch.empty_like(y[:2]), torch.empty_like(y[:2])]
 
 
 @torch.library.custom_op("gyrator_tests::sine_and_sum", mutates_args=("x",))

@@ -129,6 +129,20 @@ def test_a_region_that_is_computed_again_gets_its_mask_from_outside() -> None:
     assert sum("causal" in op for op in ops) == 3 and not any("arange" in op for op in ops)
 
 
+def test_a_mask_that_a_region_changes_stays() -> None:
+    def shut_half(q: Tensor, mask: Tensor) -> Tensor:
+        mask[..., L // 2 :].fill_(False)
+        return q + 1
+
+    def fn(q: Tensor) -> Tensor:
+        mask = torch.ones(L, L, dtype=torch.bool)
+        changed = checkpoint(shut_half, q, mask, use_reentrant=False)
+        assert isinstance(changed, Tensor)
+        return F.scaled_dot_product_attention(changed, q, q, attn_mask=mask)
+
+    assert len(captured(fn, shaped())) > 3
+
+
 def positions(q: Tensor) -> Tensor:
     return torch.arange(q.shape[2])
 

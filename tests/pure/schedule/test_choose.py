@@ -127,6 +127,12 @@ def test_products_that_cost_less_than_a_call(m: int, k: int, n: int, found: list
     assert [(b["BLOCK_M"], b["BLOCK_N"], b["BLOCK_K"]) for b in blocks] == found
 
 
+def test_a_product_of_a_transposed_matrix_is_the_librarys_unless_it_is_very_short() -> None:
+    short, long = (product(torch.mm, half(k, 256).t(), half(k, 3072)) for k in (256, 768))
+    assert short is not None and long is not None
+    assert short_configs(short, Gpu()) and not short_configs(long, Gpu())
+
+
 @pytest.mark.parametrize(
     ("m", "n", "threads", "found"),
     [
