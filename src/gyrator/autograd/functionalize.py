@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from gyrator import torch_compat
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, View, inverse
@@ -94,6 +95,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
     root = alias.root
+    torch_compat.set_number_behind(root.tensor, None)
     wanted, given = root.node.meta["val"], value.meta["val"]
     alike = wanted is given or all(guard_or_false(a == b) for a, b in zip(wanted.stride(), given.stride(), strict=True))
     alike = alike or guard_or_false(wanted.numel() <= 1)

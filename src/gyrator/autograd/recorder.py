@@ -9,7 +9,7 @@ Of operators that take graphs
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
     passed    auto_functionalized and others without bodies: one node; the rest is refused"""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -274,11 +274,8 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         given = arguments(func, args, kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
-        # programs of a Triton kernel do not wait for each other: what one writes, another cannot mean to read
-        tensors = _tensors(targets if func.namespace == LIBRARY else given.values())
-        written = {*map(id, flatten(targets))}
-        if how.functional is None and overlapping(tensors, [k for k, x in enumerate(tensors) if id(x) in written]):
-            self._in_memory(func, given, out, written)
+        if how.functional is None and _shows_what_it_writes(func, given, targets):
+            self._in_memory(func, given, out, targets)
             return
         if how.functional is not None:
             node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
@@ -297,12 +294,12 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Tensor) and id(item) not in self._aliases:
                 self.share(item, targets[max(index - how.plain_results, 0)])
 
-    def _in_memory(self, func: OpOverload, given: Mapping[str, Any], out: Any, written: Set[int]) -> None:
+    def _in_memory(self, func: OpOverload, given: Mapping[str, Any], out: Any, targets: Sequence[Any]) -> None:
         """A call that writes to a tensor of which another argument shows elements: they lie in memory in common."""
-        shown = [(x, self.alias_of(x).root) for x in _tensors(given.values())]
-        roots = list(dict.fromkeys([root for x, root in shown if id(x) in written]))
+        roots = list(dict.fromkeys([self.alias_of(x).root for x in _tensors(targets)]))
         places: list[Any] = []
-        for x, root in shown:
+        for x in _tensors(given.values()):
+            root = self.alias_of(x).root
             first, alike = root.tensor.storage_offset() * root.tensor.itemsize, (x.is_conj(), x.is_neg())
             if root in roots and (first % x.itemsize or alike != (root.tensor.is_conj(), root.tensor.is_neg())):
                 raise UnsupportedOperator(str(func), "it writes to memory that it cannot get a copy of")
@@ -323,9 +320,7 @@ class Recorder(TorchDispatchMode):
 
     def _write(self, target: Any, value: Node) -> None:
         if isinstance(target, Tensor):
-            alias = self.alias_of(target)
-            torch_compat.set_number_behind(alias.root.tensor, None)
-            write(alias, value, self.build)
+            write(self.alias_of(target), value, self.build)
         else:
             for position, item in enumerate(target):
                 self._write(item, self.build.result(value, position))
@@ -396,6 +391,13 @@ class Recorder(TorchDispatchMode):
         results = recorder.node_of(out)
         build.graph.output(tuple(results) if isinstance(results, list) else results)
         return self.build.body(build)
+
+
+def _shows_what_it_writes(func: OpOverload, given: Mapping[str, Any], targets: Sequence[Any]) -> bool:
+    """Whether elements of what a call writes are shown by another argument; of a Triton kernel, by one that it writes:
+    its programs do not wait for each other, so that none can mean to read what another writes."""
+    tensors, written = _tensors(targets if func.namespace == LIBRARY else given.values()), {*map(id, flatten(targets))}
+    return overlapping(tensors, [k for k, x in enumerate(tensors) if id(x) in written])
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _SMALL, _SHORT = 1 << 29, 4096
-"""Multiplications and length of sums up to which `gpu_gemm.short_configs` may have a template with what follows."""
+"""Multiplications and length of sums up to which most are by the template of `gpu_gemm.short_configs`."""
 _LIBRARY = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 
 
