@@ -81,22 +81,35 @@ _FROM_TORCH = (
 _OF_FLOATS = (
     "_adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax adaptive_max_pool2d adaptive_max_pool3d "
     "binary_cross_entropy celu elu frac gelu glu grid_sampler_2d hardshrink hardsigmoid hardswish huber_loss im2col "
-    "lerp linspace log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss silu smooth_l1_loss "
-    "soft_margin_loss softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
+    "lerp linspace log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss nll_loss2d_forward "
+    "nll_loss_forward silu smooth_l1_loss soft_margin_loss softplus upsample_bicubic2d upsample_bilinear2d "
+    "upsample_linear1d upsample_trilinear3d"
 )
-_OF_NUMBERS = "abs addcmul argmax argmin ceil clamp dot floor mv relu rsub sub trunc"
-_REFUSED = {getattr(aten, name): name in _OF_NUMBERS.split() for name in f"{_OF_FLOATS} {_OF_NUMBERS}".split()}
+_OF_NUMBERS = (
+    "abs addcdiv addcmul argmax argmin avg_pool2d avg_pool3d ceil clamp dot floor linalg_cross "
+    "max_pool2d_with_indices max_pool3d_with_indices mv reflection_pad1d reflection_pad2d reflection_pad3d relu "
+    "round rsub sub threshold trunc"
+)
+_SHIFTS = (aten.bitwise_left_shift, aten.bitwise_right_shift)
+_REFUSES: Mapping[Any, Callable[[Sequence[torch.dtype]], bool]] = {
+    **{getattr(aten, n): lambda of: not of[0].to_real().is_floating_point for n in _OF_FLOATS.split()},
+    **{getattr(aten, n): lambda of: torch.bool in of for n in _OF_NUMBERS.split()},
+    **dict.fromkeys((aten.hypot, aten.nextafter), lambda of: not of[-1].is_floating_point),
+    **dict.fromkeys((aten.fmod, aten.remainder), lambda of: of[-1] == torch.bool),
+    **dict.fromkeys((aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor), lambda of: of[-1].is_floating_point),
+    **dict.fromkeys(_SHIFTS, lambda of: of[-1].is_floating_point or of[-1] == torch.bool),
+}
 _PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
 _NAN_TO_NUM, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
 
 
 def stays_whole(node: Node) -> bool:
-    """Whether a call is of integers (of `_OF_NUMBERS`: has a bool) of which loops would compute what eager does not, as
-    it raises or has a way of its own. Its first operand tells whether it is of integers; without any, its result."""
-    bools = _REFUSED.get(getattr(node.target, "overloadpacket", None))
-    dtypes = (x.dtype for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
-    return torch.bool in dtypes if bools else bools is not None and not next(dtypes).to_real().is_floating_point
+    """Whether a call is of dtypes of which loops would compute what eager does not, as it raises or has a way of its
+    own: told by its operands', in order, and its result's."""
+    refuses = _REFUSES.get(getattr(node.target, "overloadpacket", None))
+    seen = [x for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor)]
+    return refuses is not None and refuses([x.dtype for x in seen])
 
 
 def _widen(x: Tensor) -> Tensor:
