@@ -530,6 +530,13 @@ def test_products_of_tiny_matrices(side: int, interpreter: Worker, tmp_path: Pat
     assert emulator.printed[0].kernels
 
 
+@pytest.mark.parametrize(("columns", "kernels"), [(4096, 3), (1 << 15, 1)])
+def test_what_follows_from_long_columns_is_apart_where_few_programs_have_columns(columns: int, kernels: int) -> None:
+    """A program has 32 columns, and reads short pieces of memory."""
+    low = lowered(lambda x: x - x.mean(0), torch.empty(4096, columns, device="meta"))
+    assert len(gpu_plan(on_gpu(low.program)).kernels) == kernels
+
+
 def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:
     """Batch norm: the sums' last step takes 16 programs, the large result all multiprocessors."""
 
