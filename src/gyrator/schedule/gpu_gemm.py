@@ -19,7 +19,7 @@ from gyrator.torch_compat import float32_matmul_precision
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
-MOST_TILED, MOST_DESCRIBED, MOST_FEW = 6, 4, 3
+MOST_TILED, MOST_DESCRIBED, MOST_FEW = 6, 4, 2
 MOST_SUMMED = 1 << 16
 """Products in a sum for few rows: 200,704 for each of 96 x 384 took 1.65 ms on an H200, and libraries split k."""
 SHORT, BROAD, LARGEST, LEAST_STEP, MOST_UNEVEN, LONGEST = 9 << 20, 64, 1 << 14, 32, 512, 4096
