@@ -148,13 +148,9 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     """Numbers for those of the ``sizes`` that the last node follows from. None at all where it does not follow from
     them and constants alone, which nothing changes in place, at little cost, or not in a way that a few tell of all."""
     varying = {n: expression(n.meta["example_value"]) for s in sources for n in s.all_input_nodes if n in sizes}
-    constant = set(sizes)
-    for other in sources[-1].graph.nodes:
-        if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
-            constant.add(other)
-        if mutates(other) and any(n in constant and _elements(n, 1) for n in other.all_input_nodes):
-            return []
-    if sources[-1] not in constant or (varying and not all(map(_is_positional, sources))):
+    written = {memory_of(n) for other in sources[-1].graph.nodes if mutates(other) for n in other.all_input_nodes}
+    constant = all(s.op in ("call_function", "call_method") and memory_of(s) not in written - {None} for s in sources)
+    if not constant or (varying and not all(map(_is_positional, sources))):
         return []
     numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
     most = dict.fromkeys(varying, 1)  # what positions and constants add up to in a node, or are compared with
@@ -184,8 +180,10 @@ def _is_positional(node: Node) -> bool:
 
 
 def name_of(node: Node) -> str:
-    """What a node's function or method is called."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    """What the function or method of torch is called that a node calls; nothing where it calls none."""
+    home = getattr(node.target, "__module__", None) or "torch"  # a method of tensors is in no module
+    named = home == "torch._ops.aten" or ("._ops" not in home and home.partition(".")[0] in ("torch", "_operator"))
+    return str(getattr(node.target, "__name__", node.target)) if named and node.op.startswith("call") else ""
 
 
 def memory_of(node: object) -> int | None:
@@ -196,7 +194,8 @@ def memory_of(node: object) -> int | None:
 
 def mutates(node: Node) -> bool:
     """Whether a node of a captured graph writes into one of its arguments."""
-    name, given = name_of(node), {**dict(zip(_parameters(node.target), node.args, strict=False)), **node.kwargs}
+    name = str(getattr(node.target, "__name__", node.target))
+    given = {**dict(zip(_parameters(node.target), node.args, strict=False)), **node.kwargs}
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
     if "out" in given or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True
@@ -204,8 +203,8 @@ def mutates(node: Node) -> bool:
         return True
     if given.get("inplace") or given.get("max_norm") is not None:  # by the latter an embedding scales rows of its table
         return True
-    of_operator = getattr(node.target, "__module__", "") == "_operator"
-    return name in _UPDATES if of_operator else name.endswith("_") and not name.endswith("__")
+    of_operator = getattr(node.target, "__module__", "") == "_operator"  # which calls ``and`` ``and_``
+    return name.strip("_") in _UPDATES or (name.endswith("_") and not (of_operator or name.endswith("__")))
 
 
 @cache

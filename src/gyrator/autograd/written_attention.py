@@ -229,7 +229,8 @@ def _mask(scores: _Scores, dtype: torch.dtype, masks: Masks) -> tuple[Tensor | N
 def _gains(operands: list[Tensor], mask: Tensor | None, dropout: float) -> bool:
     """Whether there is a fused kernel, and it is not slower than products and softmax."""
     query, key, value = operands
-    if len({(x.dtype, x.device) for x in operands}) > 1 or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+    fits = key.shape == (*value.shape[:-1], query.shape[-1]) and key.shape[:-2] == query.shape[:-2]  # einsum repeats
+    if len({(x.dtype, x.device) for x in operands}) > 1 or not fits:
         return False
     tracked = any(x.requires_grad for x in operands)
     if tracked and mask is not None and mask.dtype != torch.bool:

@@ -63,6 +63,18 @@ def changed_later(q: Tensor) -> Tensor:
     return mask
 
 
+def changed_by_a_method(q: Tensor) -> Tensor:
+    mask = torch.zeros(L, L)
+    mask.__iadd__(torch.arange(L))
+    return mask
+
+
+def changed_in_the_shape_of_data(q: Tensor) -> Tensor:
+    mask = torch.ones(L, L, dtype=torch.bool)
+    mask.view_as(q[0, 0] @ q[0, 0].mT)[:, 1:].fill_(False)
+    return mask
+
+
 @torch.library.custom_op("mask_tests::shut", mutates_args=("mask",))
 def shut(mask: Tensor) -> None:
     mask[..., L // 2 :] = False
@@ -109,7 +121,10 @@ def test_a_mask_made_of_constants_is_left_away(mask: Callable[[Tensor], Tensor])
     assert [op for op in ops if "aten" in op] == [FLASH if mask is all_pass else f"{FLASH} causal"]
 
 
-@pytest.mark.parametrize("mask", [window, of_data, changed_later, changed_by_an_operator])
+CHANGED = [changed_later, changed_by_a_method, changed_in_the_shape_of_data, changed_by_an_operator]
+
+
+@pytest.mark.parametrize("mask", [window, of_data, *CHANGED])
 def test_a_mask_that_says_something_stays(mask: Callable[[Tensor], Tensor]) -> None:
     assert len(captured(attention(mask), shaped())) > 2
 

@@ -130,6 +130,13 @@ def keys_change_in_a_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+def queries_change_by_a_method(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.clone()
+    weights = (q @ k.mT).softmax(-1)
+    q.__imul__(2.0)
+    return weights @ v
+
+
 def keys_change_in_a_checkpoint(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k = k.clone()
     weights = (q @ k.mT).softmax(-1)
@@ -191,6 +198,27 @@ def factors_in_another_order(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(other=k, input=v).softmax(-1) @ v
 
 
+def products_that_repeat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Where a side has length 1."""
+    wide = torch.einsum("bhid,bhjd->bhij", q, k[..., :1]).softmax(-1) @ v
+    return wide + torch.einsum("bhij,bhjd->bhid", (q @ k.mT).softmax(-1), v[:, :, :1])
+
+
+@torch.library.custom_op("written_attention::softmax", mutates_args=())
+def other_softmax(x: Tensor, dim: int) -> Tensor:
+    return (2 * x).softmax(dim)
+
+
+@other_softmax.register_fake
+def _(x: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def softmax_of_another_library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights: Tensor = torch.ops.written_attention.softmax(q @ k.mT, -1)
+    return weights @ v
+
+
 def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Which kernels of a CPU do not know. Nothing is dropped at this rate."""
     return F.dropout((q @ k.mT).softmax(-1), 1e-30) @ v
@@ -198,9 +226,10 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 LEFT = (
     weights_returned, keys_change, keys_change_by_a_function, keys_change_by_a_flag, keys_change_in_a_table,
-    keys_change_in_a_checkpoint, queries_change_by_a_view,
-    scores_of_another_type, weights_without_gradient, along_queries, bias_with_gradient, small_numbers_hide,
-    scaled_after_the_bias, divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order, with_dropout,
+    keys_change_in_a_checkpoint, queries_change_by_a_method, queries_change_by_a_view, scores_of_another_type,
+    weights_without_gradient, along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias,
+    divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order, products_that_repeat,
+    softmax_of_another_library, with_dropout,
 )  # fmt: skip
 
 
@@ -235,6 +264,15 @@ def test_what_would_mean_something_else_stays(attention: Attention) -> None:
     run(*given)
     assert not any(FLASH in graphs.ops(kind) for kind in graphs.modules)
     same_as_eager(attention, *given)
+
+
+@pytest.mark.parametrize("last", [Tensor.contiguous, lambda x: x.to(torch.float32), lambda x: F.dropout(x, 0.0)])
+def test_a_region_may_call_its_inputs_as_what_made_them(last: Callable[[Tensor], Tensor]) -> None:
+    def region(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = checkpoint(lambda x, y: x @ y, last((q @ k.mT).softmax(-1)), v, use_reentrant=False)
+        return out
+
+    same_as_eager(region, *operands(gradients=True))
 
 
 def test_sizes_may_vary_and_types_be_those_of_autocast() -> None:
