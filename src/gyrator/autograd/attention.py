@@ -162,7 +162,9 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
         most[node] = (sum if name_of(node).strip("_") in _COMPARE else max)(found)
     symbols = sorted({s for size in varying.values() for s in size.free_symbols}, key=str)
     far = 2 * max(sum(numbers), *most.values()) + 9
-    if sum(_elements(node, far * (len(symbols) + 1)) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
+    made = [x for node in sources if isinstance(x := node.meta.get("example_value", node.meta.get("val")), Tensor)]
+    longest = far * (len(symbols) + 1)
+    if sum(prod(n if type(n) is int else longest for n in x.shape) for x in made) > _MOST_ELEMENTS.get(device.type, 0):
         return []
     orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger, or whether one is
     some = {2, 3, *numbers, sum(numbers), far} - {0, 1}  # what grows with a size may pass a constant
@@ -188,7 +190,7 @@ def name_of(node: Node) -> str:
 
 def memory_of(node: object) -> int | None:
     """Which memory the tensor that a captured node stands for has; None for what has none."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
     return value.untyped_storage()._cdata if isinstance(value, Tensor) and value.layout is torch.strided else None
 
 
@@ -233,19 +235,14 @@ def may_mutate(node: Node) -> bool:
 
 
 def writes_between(first: Node, last: Node, links: Sequence[Node] = ()) -> bool:
-    """Whether something writes into memory between two nodes, but a link into the one before."""
+    """Whether something writes into memory between two nodes, but a link into the one before, or switches gradients."""
     node = last.prev
     while node is not first:
-        if may_mutate(node) and not (node in links and node.args and node.args[0] in links):
+        own = node in links and node.args and node.args[0] in links
+        if name_of(node) == "_set_grad_enabled" or (may_mutate(node) and not own):
             return True
         node = node.prev
     return False
-
-
-def _elements(node: Node, most: int) -> int:
-    """Elements of the node's value, with ``most`` along a dimension whose size varies; 0 if it is no tensor."""
-    value = node.meta.get("example_value", node.meta.get("val"))
-    return prod(n if type(n) is int else most for n in value.shape) if isinstance(value, Tensor) else 0
 
 
 def _evaluated(sources: list[Node], sizes: Mapping[Node, int]) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.backends import cuda
 from torch.fx import Node
 
-from gyrator.autograd.attention import Masks, name_of, writes_between
+from gyrator.autograd.attention import Masks, may_mutate, memory_of, name_of, writes_between
 from gyrator.autograd.fused_attention import autocast, laid_out
 from gyrator.autograd.partition.recompute import size_hint
 
@@ -162,15 +162,16 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call)
             return None
         parts, letters = found
         operands = autocast(*[values[x].permute([have.index(c) for c in want]) for x, have, want in parts])
-        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:2])
-        untracked = tracked and not all(values[link].requires_grad for link in links[:-1])
-        if untracked or values[scores.node].dtype != operands[0].dtype:  # written under another mode or autocast
+        if values[scores.node].dtype != operands[0].dtype:  # written under another autocast
             return None
         out = _attention(scores, walk.dropout, [x if x.ndim == 4 else x[None] for x in operands], masks, call)
         if out is None or out.dtype != result.dtype:
             return None
         out = (out if result.ndim == 4 else out[0]).permute([letters.index(c) for c in last.letters[2]])
-        return laid_out(out, [*map(size_hint, result.stride())])
+        out = laid_out(out, [*map(size_hint, result.stride())])
+        seen = [x for n in node.graph.nodes if n.op == "output" or may_mutate(n) for x in n.all_input_nodes]
+        written = result.requires_grad and memory_of(node) in map(memory_of, seen)  # or may be, by who gets it
+        return out.clone() if written else out  # backward of attention reads what it gave, that of products does not
     return None
 
 

@@ -164,6 +164,14 @@ def weights_without_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+def scaled_without_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """In place: the scores have their gradient still, of which autograd does not know the scale."""
+    scores = q @ k.mT
+    with torch.no_grad():
+        scores = scores.mul_(SCALE)
+    return scores.softmax(-1) @ v
+
+
 def along_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-2) @ v
 
@@ -227,9 +235,9 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 LEFT = (
     weights_returned, keys_change, keys_change_by_a_function, keys_change_by_a_flag, keys_change_in_a_table,
     keys_change_in_a_checkpoint, queries_change_by_a_method, queries_change_by_a_view, scores_of_another_type,
-    weights_without_gradient, along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias,
-    divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order, products_that_repeat,
-    softmax_of_another_library, with_dropout,
+    weights_without_gradient, scaled_without_gradient, along_queries, bias_with_gradient, small_numbers_hide,
+    scaled_after_the_bias, divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order,
+    products_that_repeat, softmax_of_another_library, with_dropout,
 )  # fmt: skip
 
 
@@ -259,11 +267,34 @@ def test_its_gradients_are_those_of_what_was_written(attention: Attention) -> No
 @pytest.mark.parametrize("attention", LEFT, ids=lambda f: f.__name__)
 def test_what_would_mean_something_else_stays(attention: Attention) -> None:
     run, graphs = compiled(attention)
-    trained = attention in (bias_with_gradient, weights_without_gradient)
+    trained = attention in (bias_with_gradient, weights_without_gradient, scaled_without_gradient)
     given = operands(2048 if trained else N, gradients=trained)
     run(*given)
     assert not any(FLASH in graphs.ops(kind) for kind in graphs.modules)
     same_as_eager(attention, *given)
+
+
+def with_residual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = plain(q, k, v)
+    out += q
+    return out
+
+
+def in_a_region_with_residual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = checkpoint(plain, q, k, v, use_reentrant=False)
+    return out.add_(q)
+
+
+@pytest.mark.parametrize("attention", [plain, with_residual, in_a_region_with_residual], ids=lambda f: f.__name__)
+def test_what_it_gives_may_be_written_though_backward_of_the_operator_reads_it(attention: Attention) -> None:
+    run, graphs = compiled(attention)
+    given = operands(gradients=True)
+    run(*given).mul_(2).sum().backward()
+    assert FLASH in graphs.ops("forward")
+    again = operands(gradients=True)
+    attention(*again).mul_(2).sum().backward()
+    for x, y in zip(given, again, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("last", [Tensor.contiguous, lambda x: x.to(torch.float32), lambda x: F.dropout(x, 0.0)])
