@@ -219,6 +219,16 @@ def test_keys_that_are_written_after_they_were_copied_are_those_of_before() -> N
     check(late_write, tensors((2, 8, 20, 32), (2, 2, 70, 32)), backend="gyrator")
 
 
+def test_a_gradient_of_keys_that_were_all_overwritten_is_freed(backend: str) -> None:
+    def overwritten(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k = k * 2
+        k[0] = 0.5
+        return F.scaled_dot_product_attention(q, k, v)
+
+    given = [x.requires_grad_() for x in tensors((1, 2, 9, 8), (1, 2, 33, 8))]
+    check(overwritten, given, backend=backend, backward=True)
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 @pytest.mark.parametrize("keep", [None, late])
 def test_few_rows_of_flex_attention(keep: Mod | None, isa: str) -> None:

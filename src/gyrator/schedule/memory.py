@@ -233,8 +233,8 @@ class _Planner:
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
         made = defines_of(unit)
         read = sorted(uses_of(unit).difference(made), key=lambda v: v.name)
-        # what a kernel makes has a name only if a later unit reads it
-        named = [*read, *made] if isinstance(unit, Extern) else read
+        # what a kernel other than attention's makes has a name only if a later unit reads it
+        named = [*read, *made] if isinstance(unit, Extern) or (isinstance(unit, Templated) and unit.attend) else read
         yield from (Free(v) for v in named if self._life.dies_at(v, position))
 
     def _write_back(self) -> Iterator[Step]:
