@@ -129,7 +129,7 @@ def copy_arguments(args: Any, transform: Callable[[Tensor], Tensor] = _same) -> 
                 view = base.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
             return view if view.requires_grad or not leaf.requires_grad else view.detach().requires_grad_()
         bases[key] = _copy_dense(leaf, transform).requires_grad_(leaf.requires_grad)
-        return bases[key]
+        return nn.Parameter(bases[key], leaf.requires_grad) if isinstance(leaf, nn.Parameter) else bases[key]
 
     for index in sorted(range(len(leaves)), key=base_first):
         leaf = leaves[index]

@@ -11,10 +11,10 @@ from tests.acceptance import expect
 from tests.fuzz import harness
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.programs import DETACHING, LONG, WIDER, Program, define, generate
+from tests.fuzz.programs import CAPTURED, DETACHING, LONG, WIDER, Program, define, generate
 from tests.fuzz.shrink import shrink
 
-IN_CI, DETACHING_IN_CI, WIDER_IN_CI, LONG_IN_CI = 1900, 300, 100, 200
+IN_CI, DETACHING_IN_CI, WIDER_IN_CI, LONG_IN_CI, CAPTURED_IN_CI = 1900, 300, 100, 200, 100
 CHUNK = 100
 
 
@@ -26,7 +26,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         detaching = range(DETACHING, DETACHING + DETACHING_IN_CI, CHUNK) if asked is None else ()
         long = range(LONG, LONG + LONG_IN_CI, CHUNK) if asked is None else ()
         wider = range(WIDER, WIDER + WIDER_IN_CI, CHUNK) if asked is None else ()
-        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching, *wider, *long])
+        captured = range(CAPTURED, CAPTURED + CAPTURED_IN_CI, CHUNK) if asked is None else ()
+        more = (*detaching, *wider, *long, *captured)
+        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *more])
 
 
 def test_random_programs_match_eager(

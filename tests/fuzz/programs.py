@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.fuzz.captured import CAPTURED_NAMES, captured
 from tests.fuzz.operations import (
     DETACHING_MUTATIONS,
     DETACHING_OPERATIONS,
@@ -41,6 +42,9 @@ WIDER = 3_000_000
 
 LONG = 10_000_000
 """From this seed on values have up to 400,000 elements: shared by threads, split into parts, in blocks with a tail."""
+
+CAPTURED = 20_000_000
+"""From this seed on programs are those of ``captured``."""
 
 LARGEST_TENSOR, LARGEST_LONG_TENSOR = 2048, 400_000
 LARGEST_VALUE = 1e4
@@ -119,8 +123,11 @@ class Program:
 
 SCRIPT = '''"""Random program {seed}. From the repository's root: python -m pytest THIS_FILE"""
 
+import math  # noqa: F401
+
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint  # noqa: F401
 
 from tests.acceptance import check
 from tests.fuzz.pieces import attention, chain, dense_block, hashed, image, recurrence, weights  # noqa: F401
@@ -139,7 +146,7 @@ def test_program():
     check(program, arguments(), prepare=prepared, {options})
 '''
 PIECES = (attention, chain, dense_block, hashed, image, recurrence, weights)
-NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw, **{piece.__name__: piece for piece in PIECES}}
+NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw, **CAPTURED_NAMES, **{p.__name__: p for p in PIECES}}
 
 
 _CREATORS = frozenset("tensor as_tensor arange ones zeros full eye linspace".split())
@@ -177,6 +184,12 @@ def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
     while True:
+        if seed >= CAPTURED:
+            backward = seed % 5 < 2
+            drawn = Program(seed, *captured(rng, backward=backward), backward)
+            if runs(drawn, numbers=True):
+                return drawn
+            continue
         program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < WIDER).finish()
         if program is not None:
             return program
@@ -348,11 +361,12 @@ def prepared(args: Any) -> Any:
     return tuple(arg.clone() if isinstance(arg, Tensor) and arg.requires_grad else arg for arg in args)
 
 
-def runs(program: Program) -> bool:
-    """Whether eager accepts the program, its backward included."""
+def runs(program: Program, *, numbers: bool = False) -> bool:
+    """Whether eager accepts the program, its backward included, and, if asked, its gradients are ``numbers``."""
     try:
         with torch.set_grad_enabled(program.backward):
-            arguments = prepared(program.make_arguments())
+            made = program.make_arguments()
+            arguments = prepared(made)
             results = (*define(program.source())(*arguments), *arguments)
             roots = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
             if program.backward and not roots:
@@ -370,4 +384,4 @@ def runs(program: Program) -> bool:
         NameError,
     ):
         return False
-    return True
+    return not (numbers and any(x.grad is not None and bool(x.grad.isnan().any()) for x in made))

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo
 from torch.fx import GraphModule
 
-from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.aot import aot_compile, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from tests.acceptance import check
@@ -20,12 +20,22 @@ from tests.acceptance import check
 BACKEND = "gyrator_autograd"
 """A torch.compile backend: gyrator.autograd, then the graph as it is, with eager's random numbers."""
 
+FROZEN = "gyrator_autograd_frozen"
+"""The same, where parameters of a program without gradients are constants."""
+
 
 def _backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     return aot_compile(gm, example_inputs, fw_compiler=interpret, decompositions=decomposition_table(numerics="eager"))
 
 
+def _frozen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    table = decomposition_table(numerics="eager")
+    traced = aot_program(gm, example_inputs, fw_compiler=interpret, decompositions=table, frozen=True)
+    return assemble(traced, gm, example_inputs, lambda: traced)
+
+
 torch._dynamo.register_backend(_backend, BACKEND)
+torch._dynamo.register_backend(_frozen, FROZEN)
 
 
 @dataclass
