@@ -149,7 +149,7 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     them and constants alone, which nothing changes in place, at little cost, or not in a way that a few tell of all."""
     varying = {n: expression(n.meta["example_value"]) for s in sources for n in s.all_input_nodes if n in sizes}
     written = {memory_of(n) for other in sources[-1].graph.nodes if mutates(other) for n in other.all_input_nodes}
-    constant = all(s.op in ("call_function", "call_method") and memory_of(s) not in written - {None} for s in sources)
+    constant = all(name_of(s) and memory_of(s) not in written - {None} for s in sources)
     if not constant or (varying and not all(map(_is_positional, sources))):
         return []
     numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
@@ -182,16 +182,18 @@ def _is_positional(node: Node) -> bool:
 
 
 def name_of(node: Node) -> str:
-    """What the function or method of torch is called that a node calls; nothing where it calls none."""
+    """What the function or method that a node calls is called; nothing where it calls none of torch or Python."""
     home = getattr(node.target, "__module__", None) or "torch"  # a method of tensors is in no module
-    named = home == "torch._ops.aten" or ("._ops" not in home and home.partition(".")[0] in ("torch", "_operator"))
+    named = home.split(".")[0] in ("torch", "_operator", "builtins") and home.partition("._ops.")[2] in ("", "aten")
     return str(getattr(node.target, "__name__", node.target)) if named and node.op.startswith("call") else ""
 
 
 def memory_of(node: object) -> int | None:
     """Which memory the tensor that a captured node stands for has; None for what has none."""
     value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) and value.layout is torch.strided else None
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    return torch.func.debug_unwrap(value).untyped_storage()._cdata
 
 
 def mutates(node: Node) -> bool:

@@ -5,7 +5,7 @@
 
 Products may be matmul, bmm or einsum, with casts and dropout between them. It stays as written where something else
 reads scores or weights, where they have 64 bits, memory is written meanwhile, gradients or autocast are switched, a
-bias has a gradient, and where there is no fused kernel or it would be slower."""
+bias has a gradient, within transforms of torch.func, and where there is no fused kernel or it would be slower."""
 
 import math
 import re
@@ -148,7 +148,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call)
     Args:
         values: of the nodes so far.
         call: `scaled_dot_product_attention`, with named arguments."""
-    if (last := _product(node, values)) is None:
+    if (last := _product(node, values)) is None or torch.func.debug_unwrap(result) is not result:
         return None
     for at in (0, 1):
         walk = _Walk(values)

@@ -89,6 +89,19 @@ def changed_by_an_operator(q: Tensor) -> Tensor:
     return mask
 
 
+@torch.library.custom_op("mask_tests::made", mutates_args=())
+def made(size: int) -> Tensor:
+    """Which may be another one in each call."""
+    return torch.ones(size, size, dtype=torch.bool)
+
+
+made.register_fake(lambda size: torch.empty(size, size, dtype=torch.bool))
+
+
+def of_an_operator(q: Tensor) -> Tensor:
+    return made(L)
+
+
 def attention(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q))
 
@@ -124,7 +137,7 @@ def test_a_mask_made_of_constants_is_left_away(mask: Callable[[Tensor], Tensor])
 CHANGED = [changed_later, changed_by_a_method, changed_in_the_shape_of_data, changed_by_an_operator]
 
 
-@pytest.mark.parametrize("mask", [window, of_data, *CHANGED])
+@pytest.mark.parametrize("mask", [window, of_data, of_an_operator, *CHANGED])
 def test_a_mask_that_says_something_stays(mask: Callable[[Tensor], Tensor]) -> None:
     assert len(captured(attention(mask), shaped())) > 2
 

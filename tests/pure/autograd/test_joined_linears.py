@@ -63,6 +63,11 @@ def test_a_gate_and_what_it_lets_pass_are_one_product() -> None:
     assert products(lambda layers, x: F.silu(layers.q(x)) * layers.k(x)) == 1
 
 
+def test_layers_within_transforms_are_what_they_are_in_eager() -> None:
+    products(lambda layers, x: torch.vmap(lambda y: layers.q(y) * layers.k(y))(x))
+    products(lambda layers, x: torch.func.grad(lambda y: (layers.q(y) * layers.k(y)).sum())(x))
+
+
 def test_under_autocast_the_joined_weights_are_converted_once() -> None:
     def mixed(layers: Layers, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -227,6 +227,18 @@ def softmax_of_another_library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+def differentiated_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def slope(q: Tensor) -> Tensor:
+        return torch.func.grad(lambda q: plain(q, k, v).square().sum())(q).square().sum()
+
+    return torch.func.grad(slope)(q)
+
+
+def differentiated_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    tangent: Tensor = torch.func.jvp(lambda q: plain(q, k, v), (q,), (torch.ones_like(q),))[1]
+    return tangent
+
+
 def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Which kernels of a CPU do not know. Nothing is dropped at this rate."""
     return F.dropout((q @ k.mT).softmax(-1), 1e-30) @ v
@@ -237,7 +249,7 @@ LEFT = (
     keys_change_in_a_checkpoint, queries_change_by_a_method, queries_change_by_a_view, scores_of_another_type,
     weights_without_gradient, scaled_without_gradient, along_queries, bias_with_gradient, small_numbers_hide,
     scaled_after_the_bias, divided_by_scores, keys_of_fewer_heads, in_float64, factors_in_another_order,
-    products_that_repeat, softmax_of_another_library, with_dropout,
+    products_that_repeat, softmax_of_another_library, differentiated_twice, differentiated_forward, with_dropout,
 )  # fmt: skip
 
 
