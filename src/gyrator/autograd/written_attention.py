@@ -169,10 +169,14 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call)
             return None
         out = (out if result.ndim == 4 else out[0]).permute([letters.index(c) for c in last.letters[2]])
         out = laid_out(out, [*map(size_hint, result.stride())])
-        seen = [x for n in node.graph.nodes if n.op == "output" or may_mutate(n) for x in n.all_input_nodes]
-        written = result.requires_grad and memory_of(node) in map(memory_of, seen)  # or may be, by who gets it
-        return out.clone() if written else out  # backward of attention reads what it gave, that of products does not
+        return out.clone() if result.requires_grad and _may_change(node) else out
     return None
+
+
+def _may_change(node: Node) -> bool:
+    """Whether something writes, or may, into what backward of attention reads, while that of products does not."""
+    views = [user for user in node.users if memory_of(user) == memory_of(node)]
+    return any(user.op == "output" or may_mutate(user) for user in node.users) or any(map(_may_change, views))
 
 
 def _attention(scores: _Scores, dropout: float, operands: list[Tensor], masks: Masks, call: Call) -> Tensor | None:

@@ -378,8 +378,7 @@ class Expressions(Blocks[Term, Block]):
                 text = f"{a.operand} {sign} {b.operand}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
             case Min(left, right) | Max(left, right):
                 a, b = self.index(left), self.index(right)
-                name = "min_index" if isinstance(atom, Min) else "max_index"
-                text = f"gy::{name}({a.text}, {b.text})"
+                text = f"gy::{'min' if isinstance(atom, Min) else 'max'}_index({a.text}, {b.text})"
             case Indirect(value):
                 term = self.value(value)
                 return Term(f"gy::scalar({term.text})", term.depth, name=True)

@@ -2,9 +2,7 @@
 
 The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a program of its
 own, whole if it fits in the registers of a block of threads; of columns a program takes what fills a transaction.
-
-Two are timed of most kernels, as each is a binary to build: on an H200 810 kernels take 1.006 of the time of the best
-of three or more, the first alone 1.02 to 1.2."""
+Two are timed of most kernels, as each is a binary to build (docs/gpu.md)."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -79,9 +77,8 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         return Tiling((), (Config((), 1),), "pointwise")
     *_, last = walk.grid
     if len(walk.grid) == 1:
-        few, many = points <= 512 * 4 * gpu.processors, len(walk.accesses) > MANY_ACCESSES
-        sizes = [1024, 512] if many == (_item(walk) <= 2) else [512, 1024] if many else [2048, 512]
-        sizes = [512, 256] if few else sizes
+        few, many, half = points <= 512 * 4 * gpu.processors, len(walk.accesses) > MANY_ACCESSES, _item(walk) <= 2
+        sizes = [512, 256] if few else [1024, 512] if many == half else [512, 1024] if many else [2048, 512]
         configs = [Config((("XBLOCK", n),), 4) for n in (sizes[:1] if walk.is_little else sizes)]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
