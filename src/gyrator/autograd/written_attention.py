@@ -174,9 +174,11 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call)
 
 
 def _may_change(node: Node) -> bool:
-    """Whether something writes, or may, into what backward of attention reads, while that of products does not."""
-    views = [user for user in node.users if memory_of(user) == memory_of(node)]
-    return any(user.op == "output" or may_mutate(user) for user in node.users) or any(map(_may_change, views))
+    """Whether something writes, or may, into the result, which backward of attention reads, or into a view of it."""
+    views = [node]
+    for view in views:
+        views += [u for u in view.users if u not in views and (memory_of(u) or memory_of(node)) == memory_of(node)]
+    return any(user.op == "output" or may_mutate(user) for view in views for user in view.users)
 
 
 def _attention(scores: _Scores, dropout: float, operands: list[Tensor], masks: Masks, call: Call) -> Tensor | None:

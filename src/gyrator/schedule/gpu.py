@@ -10,9 +10,8 @@ COLUMNS = 32
 """Columns that a program handles at least, so that memory is read by whole transactions."""
 SHORT_ROW = 1 << 14
 """Elements that a program may run through where few programs run."""
-FEW_PROGRAMS, FEW_OF_COLUMNS = 128, 512
-"""Too few for long rows, and for columns too long to be kept, which memory is read by in short pieces: `x - x.mean(0)`
-of 4,096 x 4,096 takes 55 µs on an H200 in three kernels and 60 in two, distances of 4,096 pairs 111 and 141."""
+FEW_PROGRAMS, FEW_OF_COLUMNS, LONG_COLUMN = 128, 512, 1 << 11
+"""Too few for rows, and for columns that are longer than that: distances of 4,096 pairs 141 → 111 µs on an H200."""
 WINDOW = 16
 """Loads of an element above which a thread has enough to do without a row."""
 
@@ -55,9 +54,9 @@ def gpu_refusal(group: Group, *, shared: bool) -> Refused | None:
     if any(isinstance(m.nest.root, Scan) for m in group.members) and waits_for_reduction(group):
         return Refused("a scan and what waits for a reduction need separate passes over the row")
     rows, row = group.sides
-    programs, work, few = rows, row, FEW_PROGRAMS
-    if across_rows(group):
-        programs, work, few = rows // COLUMNS, row * COLUMNS, FEW_OF_COLUMNS
+    across = across_rows(group)
+    programs, work = (rows // COLUMNS, row * COLUMNS) if across else (rows, row)
+    few = FEW_OF_COLUMNS if across and row > LONG_COLUMN else FEW_PROGRAMS
     if rows == 1 and row > 1 and not any(isinstance(m.nest.root, Reduce | Scan | Scatter) for m in group.members):
         return Refused("what follows from single numbers would run on one multiprocessor with them")
     if work > SHORT_ROW and programs < few and not group.only_reduces:

@@ -1,8 +1,7 @@
 """Tiles of a GPU kernel: which loops run in blocks, candidates for the block sizes, warps and stages.
 
 The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a program of its
-own, whole if it fits in the registers of a block of threads; of columns a program takes what fills a transaction.
-Two are timed of most kernels, as each is a binary to build (docs/gpu.md)."""
+own, whole if it fits in the registers of a block of threads; of columns a program takes what fills a transaction."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
     if any(position.coefficient(walk.grid[-3]) is ONE for position in across):
         axes, names = walk.grid[-3:], ["ZBLOCK", *names]
         shapes = [(8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side)]
-    found = dict.fromkeys(_clipped(shape, axes) for shape in shapes)
+    found = dict.fromkeys(_clipped(shape, axes) for shape in (shapes[:1] if walk.is_little else shapes))
     configs = [Config(tuple(zip(names, shape, strict=True)), 8 if prod(shape) > 2048 else 4) for shape in found]
     return Tiling(tuple(map(Tile, axes, names)), tuple(configs), "pointwise")
 
@@ -116,7 +115,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
-            pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else pairs[:2]
+            pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else [*dict.fromkeys(pairs)][:2]
             if any(map(_sorts, walk.rows.values())):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif crossed and not columns:

@@ -297,7 +297,23 @@ def in_a_region_with_residual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.add_(q)
 
 
-@pytest.mark.parametrize("attention", [plain, with_residual, in_a_region_with_residual], ids=lambda f: f.__name__)
+def with_half_of_it_doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = plain(q, k, v)
+    out.detach().chunk(2, -1)[0].mul_(2)
+    return out * 1
+
+
+def with_many_views(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = plain(q, k, v)
+    for _ in range(30):  # each reads the one before twice
+        out = out.view_as(out.transpose(0, 0))
+    return out + 1
+
+
+WRITTEN = [plain, with_residual, in_a_region_with_residual, with_half_of_it_doubled, with_many_views]
+
+
+@pytest.mark.parametrize("attention", WRITTEN, ids=lambda f: f.__name__)
 def test_what_it_gives_may_be_written_though_backward_of_the_operator_reads_it(attention: Attention) -> None:
     run, graphs = compiled(attention)
     given = operands(gradients=True)
