@@ -108,8 +108,8 @@ def stays_whole(node: Node) -> bool:
     """Whether a call is of dtypes of which loops would compute what eager does not, as it raises or has a way of its
     own: told by its operands', in order, and its result's."""
     refuses = _REFUSES.get(getattr(node.target, "overloadpacket", None))
-    seen = [x for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor)]
-    return refuses is not None and refuses([x.dtype for x in seen])
+    dtypes = (x.dtype for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
+    return refuses is not None and refuses([*dtypes])
 
 
 def _widen(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ COLUMNS = 32
 SHORT_ROW = 1 << 14
 """Elements that a program may run through where few programs run."""
 FEW_PROGRAMS, FEW_OF_COLUMNS, LONG_COLUMN = 128, 512, 1 << 11
-"""Too few for rows, and for columns that are longer than that: distances of 4,096 pairs 141 → 111 µs on an H200."""
+"""Fewer programs are too few for long rows, and fewer of columns over LONG_COLUMN (long_columns_h200.json)."""
 WINDOW = 16
 """Loads of an element above which a thread has enough to do without a row."""
 

@@ -76,8 +76,8 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         return Tiling((), (Config((), 1),), "pointwise")
     *_, last = walk.grid
     if len(walk.grid) == 1:
-        few, many, half = points <= 512 * 4 * gpu.processors, len(walk.accesses) > MANY_ACCESSES, _item(walk) <= 2
-        sizes = [512, 256] if few else [1024, 512] if many == half else [512, 1024] if many else [2048, 512]
+        first = 1024 * (2 if _item(walk) <= 2 else 1) // (2 if len(walk.accesses) > MANY_ACCESSES else 1)
+        sizes = [512, 256] if points <= 512 * 4 * gpu.processors else [first, 512 if first > 512 else 1024]
         configs = [Config((("XBLOCK", n),), 4) for n in (sizes[:1] if walk.is_little else sizes)]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
