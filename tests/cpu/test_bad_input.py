@@ -220,6 +220,8 @@ MISTYPED = {
     "remainders of bools": (lambda x: torch.fmod(x, x), BOOLS),
     "quotients of bools added": (lambda x: torch.addcdiv(x, x, x), BOOLS),
     "means of windows of bools": (lambda x: torch.nn.functional.avg_pool1d(x[None], 2), BOOLS),
+    "the largest of windows of bools": (lambda x: torch.nn.functional.max_pool2d(x[None], (1, 2)), BOOLS),
+    "reflected bools": (lambda x: torch.nn.functional.pad(x, (1, 1), mode="reflect"), BOOLS),
     "the likelihood of integers": (lambda x: torch.nn.functional.nll_loss(x[0], x[0, :, 0] % 4), INTEGERS),
     "products of two types": (lambda x: x.float()[0].mT @ x.double()[0], INTEGERS),
     "a bias of another type": (lambda x: torch.addmm(x[0].double(), x[0, :, :2].float(), x[0].float()), INTEGERS),

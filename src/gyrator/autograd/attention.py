@@ -148,8 +148,8 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     """Numbers for those of the ``sizes`` that the last node follows from. None at all where it does not follow from
     them and constants alone, which nothing changes in place, at little cost, or not in a way that a few tell of all."""
     varying = {n: expression(n.meta["example_value"]) for s in sources for n in s.all_input_nodes if n in sizes}
-    written = {memory_of(n) for other in sources[-1].graph.nodes if mutates(other) for n in other.all_input_nodes}
-    constant = all(name_of(s) and memory_of(s) not in written - {None} for s in sources)
+    written = {memory_of(i) for node in sources[-1].graph.nodes if mutates(node) for i in node.all_input_nodes} - {None}
+    constant = all(name_of(s) and memory_of(s) not in written for s in sources)
     if not constant or (varying and not all(map(_is_positional, sources))):
         return []
     numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
