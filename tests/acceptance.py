@@ -182,6 +182,9 @@ class _Rounded(TorchDispatchMode):
         kwargs = kwargs or {}
         operands = [self._magnitudes(x) for x in pytree.tree_leaves((args, kwargs)) if self._is_number(x)]
         out = func(*args, **kwargs)
+        for parameter, given in zip(func._schema.arguments, args, strict=False):
+            if isinstance(given, list) and parameter.alias_info is not None and parameter.alias_info.is_write:
+                torch.autograd.graph.increment_version(given)  # as kernels of lists do where no mode is on
         if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
             for result in pytree.tree_leaves(out):
                 if isinstance(result, Tensor) and self._is_number(result) and operands and 0 not in result.stride():

@@ -121,6 +121,20 @@ def test_each_instruction_set_has_the_same_answer(isa: str) -> None:
         assert bool(called()) == (isa == "scalar")  # without vectors the library is faster
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_result_lies_as_the_kernel_lays_it_that_eager_calls(backend: str, backward: bool, dynamic: bool) -> None:
+    """Eager computes scores where a mask has three dimensions; without the mask there is a kernel."""
+
+    def open_to_all(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.ones(1, q.shape[2], k.shape[2], dtype=torch.bool)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out, out.view(q.shape[0], -1, q.shape[3]) * 2
+
+    args = [x.requires_grad_(backward) for x in tensors((2, 4, 16, 8), (2, 4, 20, 8))]
+    check(open_to_all, args, backend=backend, backward=backward, dynamic=dynamic)
+
+
 def test_rows_may_change() -> None:
     def of_heads(x: Tensor) -> Tensor:
         heads = x.view(x.shape[0], x.shape[1], 2, 32).transpose(1, 2)

@@ -109,13 +109,14 @@ def complaint(batch: Sequence[Program], backend: str | Callable[..., Any], dynam
     def together(*arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(fn(*args) for fn, args in zip(functions, arguments, strict=True))
 
-    expected = _expected(batch, together)
-    torch._dynamo.reset()
-    try:
-        compiled: Callable[..., Any] = torch.compile(together, backend=backend, dynamic=dynamic)
-        lines = expected.mismatches(compiled)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # else a layout may decide whether it rounds so
+        expected = _expected(batch, together)
+        torch._dynamo.reset()
+        try:
+            compiled: Callable[..., Any] = torch.compile(together, backend=backend, dynamic=dynamic)
+            lines = expected.mismatches(compiled)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
     return "mismatch: " + "; ".join(lines) if lines else None
 
 

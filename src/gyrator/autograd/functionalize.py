@@ -73,8 +73,9 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
     return alias.node
 
 
-def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
-    """Gives the alias the value `value`, and its root and everything between the values that follow from it."""
+def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False) -> None:
+    """Gives the alias the value `value`, and its root and everything between the values that follow from it. Where the
+    alias shows an element in several places, only a write is possible that is `even`: the same in all places."""
     chain: list[tuple[Alias, Node]] = []
     link = alias
     value = build.converted(value, alias.node.meta["val"].dtype)  # its own: x.add_(float64), x.gt_(0)
@@ -89,7 +90,9 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
             del chain[kinds.index(kinds[-1]) + 1 :]  # `link` may show an element in two places, as `expand` does
             window, value = chain[-1]
             shown = window.node.meta["val"]  # any view is undone on the root, by a scatter to where its elements lie
-            places = tuple(shown.shape), tuple(shown.stride()), shown.storage_offset()
+            for dim in [dim for dim, step in enumerate(shown.stride()) if even and guard_or_false(step == 0)]:
+                value = _call_view(aten.slice.Tensor, (value, dim, 0, 1), {}, build)
+            places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
             value = _call_view(aten.as_strided_scatter.default, (window.root.node, value, *places), {}, build)
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)

@@ -30,6 +30,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gyrator import torch_compat
+from gyrator.autograd.attention import name_of
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.partition.recompute import Cost, cost, size_hint, tensor_bytes
 from gyrator.autograd.recorder import Recorder
@@ -167,6 +168,18 @@ def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:
     """`out`, dense, with its dimensions in the order of these strides."""
     order = sorted(range(out.ndim), key=lambda dim: strides[dim], reverse=True)
     return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.ndim)])
+
+
+def as_captured(out: Tensor, node: Node) -> Tensor:
+    """What attention gives, in the layout that capture saw: kernels that a simpler mask chooses may have another.
+    As it is where that cannot be seen: `out.transpose(1, 2).contiguous()` is all that is done with it."""
+    captured, users = node.meta.get("example_value"), [*node.users]
+    after = [*users[0].users] if len(users) == 1 else []
+    turned = len(after) == 1 and name_of(users[0]) in ("transpose", "permute")
+    if not isinstance(captured, Tensor) or (turned and name_of(after[0]) in ("contiguous", "reshape", "flatten")):
+        return out
+    given, wanted = ([size_hint(n) for n in x.stride()] for x in (out, captured))
+    return out if given == wanted else laid_out(out, wanted)
 
 
 def index(x: Tensor, place: Any) -> Tensor:

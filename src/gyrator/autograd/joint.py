@@ -25,7 +25,7 @@ from gyrator.autograd.aliasing import Program, Result, describe_outputs
 from gyrator.autograd.attention import Kinds, Masks
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
-from gyrator.autograd.fused_attention import attention, by_template, index
+from gyrator.autograd.fused_attention import as_captured, attention, by_template, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.joined_linears import joined, linears_to_join
 from gyrator.autograd.layout import tangent_strides
@@ -170,6 +170,8 @@ class _Runner(Interpreter):
         if self._fuses and isinstance(value, Tensor):
             attended = attend(node, self.env, value, self._masks, self._attention)
             value = value if attended is None else attended
+        if node.target is F.scaled_dot_product_attention:
+            value = as_captured(value, node)
         self._masks.note(node, value)
         return value
 

@@ -289,7 +289,7 @@ class Recorder(TorchDispatchMode):
         alone = how.functional is not None and first == 0 and len(targets) == 1
         for index, target in enumerate(targets):
             if target is not None:
-                self._write(target, node if alone else self._part(node, first + index))
+                self._write(target, node if alone else self._part(node, first + index), even=func in _FILLS)
         for index, item in enumerate(results):
             if isinstance(item, Tensor) and id(item) not in self._aliases:
                 self.share(item, targets[max(index - how.plain_results, 0)])
@@ -318,10 +318,11 @@ class Recorder(TorchDispatchMode):
         """Result `index` of a call, which is the call itself where it has only one."""
         return self.build.result(node, index) if isinstance(node.meta["val"], tuple) else node
 
-    def _write(self, target: Any, value: Node) -> None:
+    def _write(self, target: Any, value: Node, *, even: bool = False) -> None:
         if isinstance(target, Tensor):
-            write(self.alias_of(target), value, self.build)
+            write(self.alias_of(target), value, self.build, even=even)
         else:
+            torch.autograd.graph.increment_version(target)  # fake kernels of lists do not, and views go by it
             for position, item in enumerate(target):
                 self._write(item, self.build.result(value, position))
 
@@ -405,6 +406,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 _LEGIT = aten._native_batch_norm_legit
+_FILLS = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
 
 _RECORD: Mapping[Effect, Callable[..., None]] = {
     Effect.PURE: Recorder._pure,

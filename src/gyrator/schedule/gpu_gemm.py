@@ -19,7 +19,7 @@ from gyrator.torch_compat import float32_matmul_precision
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
-MOST_TILED, MOST_DESCRIBED, MOST_FEW = 6, 4, 2
+MOST_TILED, MOST_DESCRIBED, MOST_FEW, MOST_THIN = 6, 4, 3, 2
 MOST_SUMMED = 1 << 16
 """Products in a sum for few rows: 200,704 for each of 96 x 384 took 1.65 ms on an H200, and libraries split k."""
 SHORT, BROAD, LARGEST, LEAST_STEP, MOST_UNEVEN, LONGEST = 9 << 20, 64, 1 << 14, 32, 512, 4096
@@ -93,14 +93,16 @@ def few_configs(product: Product, gpu: Gpu, made: Sequence[Group]) -> tuple[Conf
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
     processors at least, or else for parts of k. None if neither can be, or if k is far too long for one program, as for
     gradients of weights. Groups, which are many, have any number. Fewer stages where what an operand is computed from,
-    by one of ``made``, would not fit."""
+    by one of ``made``, would not fit. The third may be the fastest for few rows, but not for few columns."""
     if volume(product.left.shape[-1:], 1) > MOST_SUMMED:
         return ()
     found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
     split = [config for config in found if "SPLIT_K" in dict(config.blocks)]
     enough = 0 if product.ends is not None else gpu.processors
     whole = [config for config in found if config not in split and 2 * _programs(product, config) >= enough]
-    return tuple([_within(config, product, gpu, made) for config in whole[:MOST_FEW] or split[:1]])
+    _, m, n = _sides(product)
+    most = MOST_FEW if m <= n else MOST_THIN
+    return tuple([_within(config, product, gpu, made) for config in whole[:most] or split[:1]])
 
 
 def short_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:

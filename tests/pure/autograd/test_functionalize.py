@@ -69,6 +69,15 @@ def through_rows_of_one_memory(x: Tensor) -> tuple[Tensor, Tensor]:
     return rows + 1, y
 
 
+def filled_in_all_places(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.clone()
+    rows = y[0].expand(3, -1)
+    rows[:, 1:].fill_(7)
+    rows.t()[0].zero_()
+    rows[1:, 3] = 5
+    return rows + 1, y
+
+
 def through_windows_that_overlap(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x.clone()
     windows = y.flatten().unfold(0, 3, 1)
@@ -116,6 +125,14 @@ def foreach(x: Tensor) -> Tensor:
     return a + b
 
 
+def foreach_of_views(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Fake kernels of lists do not count writes, by which autograd knows that a view follows from another base."""
+    y = x + 1
+    views = [y.view(-1)[:8], y.view(-1)[8:]]
+    torch._foreach_mul_(views, 3.0)
+    return views[0] + views[1], y
+
+
 def view_of_a_result_in_another_layout(x: Tensor) -> Tensor:
     y = x.unflatten(0, (-1, 2)).transpose(-3, -1)
     y.index_add_(1, torch.tensor([0, 1]), y[:, :2] * 1)
@@ -137,12 +154,14 @@ PROGRAMS = (
     diagonal,
     strided,
     through_rows_of_one_memory,
+    filled_in_all_places,
     through_windows_that_overlap,
     chunks,
     copied_from_other_layout,
     index_put,
     out_variant,
     foreach,
+    foreach_of_views,
     other_dtype,
     transposed_in_place,
     view_of_a_result_in_another_layout,
@@ -158,7 +177,16 @@ def test_mutation_is_eagers(program: Any, dynamic: bool) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [through_view, through_view_of_view, stale_view, diagonal, through_rows_of_one_memory, index_put, foreach],
+    [
+        through_view,
+        through_view_of_view,
+        stale_view,
+        diagonal,
+        through_rows_of_one_memory,
+        index_put,
+        foreach,
+        foreach_of_views,
+    ],
     ids=lambda program: program.__name__,
 )
 def test_gradients_through_mutation_are_eagers(program: Any) -> None:
