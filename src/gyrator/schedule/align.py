@@ -97,11 +97,8 @@ def splits_for_divisions(indices: Sequence[Index]) -> dict[Atom, Index]:
 
 
 def _split_within(index: Index) -> tuple[Axis, Index] | None:
-    for atom in index.atoms():
-        if not isinstance(atom, FloorDiv | Mod):
-            continue
-        if (terms := linear_terms(atom.num)) is None:
-            continue
+    for atom in [atom for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)]:
+        terms = linear_terms(atom.num) or {}
         for axis, c in terms.items():
             inner = exact_quotient(atom.den, c)
             if inner is None or inner is ONE or inner is axis.extent:

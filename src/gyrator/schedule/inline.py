@@ -87,9 +87,7 @@ def _with_producers(node: Nest, producers: Mapping[Value, Nest], rule: Rule) -> 
 def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
     """Who reads what. A cast to a wider type will be done by its readers, which then read what it is of."""
     found: dict[Value, _Reads] = {}
-    for node in reversed(program.nodes):
-        if not isinstance(node, Nest):
-            continue
+    for node in [node for node in reversed(program.nodes) if isinstance(node, Nest)]:
         reduced = node.root.reduced if isinstance(node.root, Reduce) else ()
         points = iterations((*node.axes, *reduced))
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())

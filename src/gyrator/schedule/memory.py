@@ -89,12 +89,11 @@ class _Planner:
         self._built: dict[Hashable, Built] = {}
         self.kernels: dict[str, Kernel] = {}
 
-    def steps(self) -> list[Step]:
-        steps: list[Step] = []
+    def steps(self) -> Iterator[Step]:
         for position, unit in enumerate(self._units):
-            steps += self._call(unit, position) if isinstance(unit, Extern) else self._launch(unit, position)
-            steps += self._frees(unit, position)
-        return [*steps, *self._write_back()]
+            yield from self._call(unit, position) if isinstance(unit, Extern) else self._launch(unit, position)
+            yield from self._frees(unit, position)
+        yield from self._write_back()
 
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         if isinstance(unit, Templated) and unit.attend is not None:
@@ -108,10 +107,8 @@ class _Planner:
             return
         here = _Here(group, position, uses_of(unit), made, levels_of(group.members), whole_of(unit))
         placed: dict[Value, Value] = {}
-        for member in group.members:
-            for value in member.nest.out:
-                if value in outside:
-                    yield from self._place(here, member, value, placed)
+        for member, value in [(m, v) for m in group.members for v in m.nest.out if v in outside]:
+            yield from self._place(here, member, value, placed)
         common = canonicalise(group, outside)
         built = self._build(common, placed, unit if isinstance(unit, Templated) else None, position)
         yield self._run(built, common.slots, merge(*(m.nest.origins for m in group.members)))
@@ -210,12 +207,11 @@ class _Planner:
         return True
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
-        for old in dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads):
-            if old in self._kept or old in self._home or old in placed.values() or not self._dies(old, here.position):
-                continue
-            if old not in here.made and _same_places(old, value) and _elementwise(here, member, old, value):
-                return old
-        return None
+        read = dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads)
+        needed = (self._kept, self._home, placed.values(), here.made)
+        ending = (v for v in read if not any(v in values for values in needed) and self._dies(v, here.position))
+        fitting = (old for old in ending if _same_places(old, value) and _elementwise(here, member, old, value))
+        return next(fitting, None)
 
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         if self._joined and extern in self._joined:

@@ -96,13 +96,9 @@ def free_results(program: Program) -> set[Value]:
 
 def needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[Value]:
     """Values that something needs as they lie in memory, but for those ``matrices`` of products."""
-    found: set[Value] = set()
-    for node in program.nodes:
-        if isinstance(node, Extern):
-            found |= {v.value for v in views(node) if v not in matrices.get(node, ())}
-        else:
-            found |= addressed(node)
-    return found
+    calls = [node for node in program.nodes if isinstance(node, Extern)]
+    others = {view.value for call in calls for view in views(call) if view not in matrices.get(call, ())}
+    return others.union(*(addressed(node) for node in program.nodes if isinstance(node, Nest)))
 
 
 def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
