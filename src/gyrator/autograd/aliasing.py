@@ -119,13 +119,10 @@ class _Results:
     def updates(self, inputs: Sequence[Any], grad_fns: Sequence[Any]) -> Iterator[Update]:
         """The new values of inputs and constants that were written."""
         for position, value in enumerate(inputs):
-            if not isinstance(value, Tensor):
-                continue
-            root = self.recorder.alias_of(value).root
-            if root.generation == 0 or root.input != position:
-                continue
-            tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
-            yield Update(position, self.tensor(value, False) if tracked else self.value(root.node), tracked)
+            root = self.recorder.alias_of(value).root if isinstance(value, Tensor) else None
+            if root is not None and root.generation and root.input == position:
+                tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
+                yield Update(position, self.tensor(value, False) if tracked else self.value(root.node), tracked)
         for position, (root, _) in enumerate(self.recorder.constants, len(inputs)):
             if root.generation and root.input is not None:
                 yield Update(position, self.value(root.node))

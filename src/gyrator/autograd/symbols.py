@@ -3,7 +3,7 @@
 While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them: a
 symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,13 @@ def counted_from_start(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 class SymbolTable:
     """Maps expressions to the nodes of one graph that compute them, and makes those nodes on demand."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, nodes: Iterable[Node] = ()) -> None:
+        """Binds the values of ``nodes``."""
         self._graph = graph
         self._nodes: dict[sympy.Basic, Node] = {}
         self._sources: dict[sympy.Symbol, tuple[Any, Node, int]] = {}
+        for node in nodes:
+            self.bind(node.meta.get("val"), node)
 
     def bind(self, value: Any, node: Node) -> None:
         """`node` holds `value`: a symbolic number (the first node wins), a tensor with sizes to read, or neither."""

@@ -439,9 +439,7 @@ class Loops(Expressions):
     def _scratch(self, loop: Loop) -> None:
         """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
         used = tree.touched(loop.body)
-        for value in self._kernel.scratch:
-            if value not in used or value in self.pointers:
-                continue
+        for value in [value for value in self._kernel.scratch if value in used and value not in self.pointers]:
             name, element, count = self.fresh(value.name), type_name(value.dtype), value.span
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
                 whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it

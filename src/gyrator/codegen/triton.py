@@ -595,10 +595,9 @@ class Printer(Expressions):
         self.emit(f"{names} = {text}")
 
     def _finish(self, done: Accumulator, axis: Axis) -> None:
-        if not any(r is not None and self.is_used(r) for r in done.carry.results):
-            return
-        found = self._reduced(done.carry.kind, done.names)
-        self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
+        if any(r is not None and self.is_used(r) for r in done.carry.results):
+            found = self._reduced(done.carry.kind, done.names)
+            self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
 
     def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], first: torch.dtype) -> None:
         axes = frozenset().union(*(a.axes for a in args)) - {axis}

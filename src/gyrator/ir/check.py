@@ -45,12 +45,10 @@ class _ProgramChecker:
     def run(self) -> None:
         program = self.program
         with blame(f"signature of {program.name}"):
-            for size in [i.size for i in program.inputs] + [d.size for d in program.derived]:
-                if size is not None:
-                    self.define_size(size)
-            for given in [i.value for i in program.inputs] + [*program.constants]:
-                if given is not None:
-                    self.define(given)
+            for size in filter(None, (*(i.size for i in program.inputs), *(d.size for d in program.derived))):
+                self.define_size(size)
+            for given in filter(None, (*(i.value for i in program.inputs), *program.constants)):
+                self.define(given)
         for node in program.nodes:
             with blame(node, first_known(node.origins)):
                 for value in ir.uses(node):
@@ -110,15 +108,14 @@ class _ProgramChecker:
         if len(nest.out) != len(results):
             raise RuleBroken(f"{len(nest.out)} values for {len(results)} results")
         shape = root.into.shape if isinstance(root, ir.Scatter) else tuple([a.extent for a in nest.axes])
-        for value, dtype in zip(nest.out, results, strict=True):
-            if value is None:
-                continue
+        wanted = [(value, dtype) for value, dtype in zip(nest.out, results, strict=True) if value is not None]
+        for value, dtype in wanted:
             if value.shape != shape:
                 raise RuleBroken(f"value {value} has shape {listed(value.shape)}, the nest gives {listed(shape)}")
             if value.dtype != dtype:
                 raise RuleBroken(f"{value} is {short(value.dtype)}, the nest gives {short(dtype)}")
             self.define(value)
-        if not any(v is not None for v in nest.out):
+        if not wanted:
             raise RuleBroken("a nest that defines nothing")
 
     def root(self, nest: ir.Nest, axes: frozenset[Axis]) -> tuple[torch.dtype, ...]:
@@ -347,9 +344,7 @@ class _KernelChecker:
                 raise RuleBroken(f"{ref} is {short(ref.dtype)}, the carry gives {short(dtype)}")
 
     def define(self, *refs: Ref | None) -> None:
-        for ref in refs:
-            if ref is None:
-                continue
+        for ref in filter(None, refs):
             if ref.name in self.refs:
                 raise RuleBroken(f"local {ref} is defined twice")
             if not ref.scope <= self.axes:

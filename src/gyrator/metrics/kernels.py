@@ -153,24 +153,21 @@ class _Walk:
     def kind(self) -> str:
         carries = [carry for loop in self.loops for carry in loop.carries]
         combined = [store.value in self.values for store in self.stores if store.combine != "set"]
-        columns = False in combined
-        if any(isinstance(stage, Contract | Attend) for stage in self.stages):
-            return "template"
-        if any(isinstance(stage, Update) and stage.running for stage in self.stages):
-            return "scan"
-        if columns and carries:
-            return "mix-order reduction"
-        if self.shared or any(carry.partial for carry in carries):
-            return "split reduction"
-        if columns or carries:
-            tiling = self.kernel.tiling
-            if tiling and tiling.category == "cooperative":
-                return "cooperative reduction"
-            persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch and carries)
-            return "persistent reduction" if persistent else "looped reduction"
-        if combined or any(store.value in self.values and indirect_values(store.index) for store in self.stores):
-            return "scatter"
-        return "foreach" if sum(isinstance(item, Loop) for item in self.kernel.body) > 1 else "pointwise"
+        columns, tiling = False in combined, self.kernel.tiling
+        reduces, category = bool(columns or carries), tiling.category if tiling else ""
+        persistent = category == "persistent" if tiling else bool(self.kernel.scratch and carries)
+        kinds = (  # the first that it is
+            (any(isinstance(stage, Contract | Attend) for stage in self.stages), "template"),
+            (any(isinstance(stage, Update) and stage.running for stage in self.stages), "scan"),
+            (columns and carries, "mix-order reduction"),
+            (self.shared or any(carry.partial for carry in carries), "split reduction"),
+            (reduces and category == "cooperative", "cooperative reduction"),
+            (reduces and persistent, "persistent reduction"),
+            (reduces, "looped reduction"),
+            (combined or any(s.value in self.values and indirect_values(s.index) for s in self.stores), "scatter"),
+            (sum(isinstance(item, Loop) for item in self.kernel.body) > 1, "foreach"),
+        )
+        return next((kind for holds, kind in kinds if holds), "pointwise")
 
 
 def _inner_loops(loop: Loop) -> int:

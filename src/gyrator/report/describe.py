@@ -108,26 +108,25 @@ def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:
 
 
 def why_extern(extern: Extern) -> str:
-    """Why an operator is called instead of compiled into a kernel."""
-    library, _, rest = extern.op.partition(".")
-    base = rest.partition(".")[0]
-    if library == "gyrator":
-        if extern.functions:
-            return "attention whose functions on one score are more than expressions has no template"
-        return "it draws the seeds of random numbers" if base == "seeds" else "it runs a region of the graph"
-    if base in PRODUCTS:
-        return "matrix products are left to the library, which is fast at them"
-    if "convolution" in base:
-        return "convolutions are left to the library, but for those that max_autotune finds faster on a GPU"
-    if "attention" in base:
-        return "attention is left to the library's fused kernel"
-    if extern.scalars:
-        return "its result's size, or a number, is known only when it has run"
-    if extern.mutates:
-        return "it writes into its arguments"
-    if library not in ("aten", "prims"):
-        return "it is an operator of another library, whose code is not known"
-    return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
+    """Why an operator is called instead of compiled into a kernel: the first reason that holds."""
+    library, base, *_ = extern.op.split(".")
+    ours = library == "gyrator"
+    reasons = (
+        (ours and extern.functions, "attention whose functions on one score are more than expressions has no template"),
+        (ours and base == "seeds", "it draws the seeds of random numbers"),
+        (ours, "it runs a region of the graph"),
+        (base in PRODUCTS, "matrix products are left to the library, which is fast at them"),
+        (
+            "convolution" in base,
+            "convolutions are left to the library, but for those that max_autotune finds faster on a GPU",
+        ),
+        ("attention" in base, "attention is left to the library's fused kernel"),
+        (extern.scalars, "its result's size, or a number, is known only when it has run"),
+        (extern.mutates, "it writes into its arguments"),
+        (library not in ("aten", "prims"), "it is an operator of another library, whose code is not known"),
+        (extern.effects, "there is no lowering for it, and it has an effect"),
+    )
+    return next((reason for holds, reason in reasons if holds), "there is no lowering for it")
 
 
 def _unfused(made: Scheduled) -> Iterator[Unfused]:
@@ -206,14 +205,10 @@ def _scatters(program: Program) -> int:
 
 def _reordered(plan: Plan, facts: Facts) -> int:
     """How many kernels run their loops in another order than that of the dimensions of what they write."""
-    found: set[str] = set()
-    for step in plan.steps:
-        if isinstance(step, Launch):
-            for value, steps in zip(step.args, facts[step.kernel].strides, strict=True):
-                dims = [dim for at in steps if (dim := _dimension(value, at)) is not None]
-                if dims != sorted(dims):
-                    found.add(step.kernel)
-    return len(found)
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    walks = [(s.kernel, v, steps) for s in launches for v, steps in zip(s.args, facts[s.kernel].strides, strict=True)]
+    orders = [(name, [dim for at in steps if (dim := _dimension(v, at)) is not None]) for name, v, steps in walks]
+    return len({name for name, dims in orders if dims != sorted(dims)})
 
 
 def _dimension(value: Value, step: int) -> int | None:

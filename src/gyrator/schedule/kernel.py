@@ -194,17 +194,15 @@ class Writer:
                                                     - r { = c { y[r, c] = tile[r, c] + 1 } }"""
         lane, written = self._columns_of_tile, {self.memory(v) for v in self.stored if v in self.made}
         assert lane is not None
-        before: list[Loop | Stage] = []
-        after: list[Loop | Stage] = []
-        for (value, position), tile in self._tiles.items():
-            here = (rows.axis.index(), lane.index())
-            if value in written:
-                copy = Store(value, (position,), Load(tile, here))
-                after.append(Loop(rows.axis, LoopKind.SERIAL, (Loop(lane, LoopKind.SERIAL, (copy,)),)))
-            else:
-                copy = Store(tile, here, Load(value, (position,)))
-                before.append(Loop(lane, LoopKind.SERIAL, (Loop(rows.axis, LoopKind.SERIAL, (copy,)),)))
-        return (*before, rows, *after)
+        here, tiles = (rows.axis.index(), lane.index()), [(*place, tile) for place, tile in self._tiles.items()]
+
+        def copied(outer: Axis, inner: Axis, copy: Store) -> Loop:
+            return Loop(outer, LoopKind.SERIAL, (Loop(inner, LoopKind.SERIAL, (copy,)),))
+
+        read = [Store(tile, here, Load(value, (at,))) for value, at, tile in tiles if value not in written]
+        made = [Store(value, (at,), Load(tile, here)) for value, at, tile in tiles if value in written]
+        before = [copied(lane, rows.axis, copy) for copy in read]
+        return (*before, rows, *[copied(rows.axis, lane, copy) for copy in made])
 
     def _part(self, space: int) -> str:
         """The row that a sheet combines into: one for each round of the outermost loop where there are several."""

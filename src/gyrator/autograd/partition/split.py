@@ -73,10 +73,7 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
     """Forward's numbers that are symbols in sizes of `nodes`, but no size of `given`; new ones if tensors have them."""
     readable = {size for node in given for size in sizes_of(node)}
     mentioned = free_symbols([value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)])
-    table = SymbolTable(joint.graph)
-    for node in joint.graph.nodes:
-        if node not in joint.backward_nodes:
-            table.bind(node.meta.get("val"), node)
+    table = SymbolTable(joint.graph, (node for node in joint.graph.nodes if node not in joint.backward_nodes))
     return {number for number in map(table.find, sorted(mentioned - readable, key=str)) if number is not None}
 
 
@@ -168,10 +165,7 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
     """Removes inputs of a graph that are zeros, as gradients of logits beside a loss, and what follows from them alone.
 
     d = sub(softmax, target);  mm(add(d, tangent_logits), weight)   →   d = sub(softmax, target);  mm(d, weight)"""
-    table = SymbolTable(graph)
-    for node in graph.find_nodes(op="placeholder"):
-        if node not in zeros:
-            table.bind(node.meta["val"], node)
+    table = SymbolTable(graph, (node for node in graph.find_nodes(op="placeholder") if node not in zeros))
     for node in list(graph.nodes):
         given = [source for source in node.all_input_nodes if source in zeros]
         packet = getattr(node.target, "overloadpacket", None)
@@ -192,9 +186,8 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
                     made = graph.call_function(aten.full.default, (shape, 0), like)
                 made.meta = dict(source.meta)
                 node.replace_input_with(source, made)
-    for node in reversed(list(graph.nodes)):
-        if node in zeros:
-            graph.erase_node(node)
+    for node in reversed([node for node in graph.nodes if node in zeros]):
+        graph.erase_node(node)
 
 
 def _alike(one: Node, other: Node) -> bool:
