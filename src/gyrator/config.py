@@ -184,11 +184,9 @@ class Config:
             InvalidOption: a value has the wrong type or lies outside its range.
         """
         types = option_types()
-        values: dict[str, OptionValue] = {}
         given = os.environ if env is None else env
-        for name, kind in types.items():
-            if (text := given.get(env_name(name))) is not None:
-                values[name] = _parse(name, kind, text)
+        texts = {name: text for name in types if (text := given.get(env_name(name))) is not None}
+        values: dict[str, OptionValue] = {name: _parse(name, types[name], text) for name, text in texts.items()}
         if (mode or "default") not in MODES:
             raise UnknownOption(str(mode), {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
         values |= MODES[mode or "default"]

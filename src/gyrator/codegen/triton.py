@@ -49,8 +49,10 @@ _OURS = {
 _NEXT = {
     "sum": "{0} + {1}", "max": "rt.maximum({0}, {1})", "any": "tl.maximum({0}, {1})",
     "prod": "{0} * {1}", "min": "rt.minimum({0}, {1})", "all": "tl.minimum({0}, {1})",
-    "logaddexp": "rt.logaddexp({0}, {1})",
+    "argmax": "rt.argmax({0}, {1})", "argmin": "rt.argmin({0}, {1})", "logaddexp": "rt.logaddexp({0}, {1})",
+    "welford": "rt.welford_next({0}, {1}, {2})", "softmax": "rt.softmax_next({0}, {1})",
 }  # fmt: skip
+"""What becomes of the state of a reduction, {0}, with an element, {1}, that is within its row if {2}."""
 _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 """What Triton itself reduces by; the rest is in our library."""
 _SCAN = {
@@ -580,19 +582,9 @@ class Printer(Expressions):
         return self.named(Term(f"tl.broadcast_to({term.text}, {self.shape(axes)})", self.block.depth, axes), "part")
 
     def _step(self, into: Accumulator, axis: Axis, args: list[Term]) -> None:
-        kind, names = into.carry.kind, ", ".join(into.names)
-        texts = ", ".join(a.text for a in args)
-        match kind:
-            case "argmax" | "argmin":
-                text = f"rt.{kind}({names}, {texts})"
-            case "welford":
-                ok = self.bounds[axis].text if axis in self.bounds else "True"
-                text = f"rt.welford_next({names}, {texts}, {ok})"
-            case "softmax":
-                text = f"rt.softmax_next({names}, {texts})"
-            case _:
-                text = _NEXT[kind].format(into.names[0], args[0].operand)
-        self.emit(f"{names} = {text}")
+        state, element = ", ".join(into.names), ", ".join(a.operand for a in args)
+        ok = self.bounds[axis].text if axis in self.bounds else "True"
+        self.emit(f"{state} = {_NEXT[into.carry.kind].format(state, element, ok)}")
 
     def _finish(self, done: Accumulator, axis: Axis) -> None:
         if any(r is not None and self.is_used(r) for r in done.carry.results):
@@ -601,15 +593,11 @@ class Printer(Expressions):
 
     def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], first: torch.dtype) -> None:
         axes = frozenset().union(*(a.axes for a in args)) - {axis}
-        texts = [a.text for a in args]
-        match carry.kind:
-            case "welford":
-                found = self._welford_tile(args[0], axis)
-            case "softmax":
-                ones = Term(f"tl.full({self.shape(args[0].axes)}, 1.0, {texts[0]}.dtype)", self.block.depth)
-                found = self._reduced("softmax", [*texts, self.named(ones, "one").text])
-            case _:
-                found = self._reduced(carry.kind, texts)
+        if carry.kind == "softmax":  # of an element alone the maximum is itself, the sum 1
+            ones = f"tl.full({self.shape(args[0].axes)}, 1.0, {args[0].text}.dtype)"
+            args = [*args, self.named(Term(ones, self.block.depth), "one")]
+        welford = carry.kind == "welford"
+        found = self._welford_tile(args[0], axis) if welford else self._reduced(carry.kind, [a.text for a in args])
         if self._shared:
             self._apart.append(Accumulator(carry, self._left(carry.kind, found, first), working(first)))
         else:

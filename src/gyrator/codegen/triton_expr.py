@@ -7,6 +7,7 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
     tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)"""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -404,15 +405,11 @@ def mask_text(conditions: Sequence[Term]) -> str:
 
 def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Load, int], set[Load]]:
     """For each load in loops that run in blocks the number of the last one, and the loads of several."""
-    last: dict[Load, int] = {}
-    again: set[Load] = set()
     lanes = [loop for loop in walk_loops(kernel.body) if loop.kind is LoopKind.LANES and loop.axis in tiles]
-    for number, loop in enumerate((loop for loop in lanes if not tiles[loop.axis].whole), start=1):
-        for load in tree.loads_in(loop.body):
-            if load in last:
-                again.add(load)
-            last[load] = number
-    return last, again
+    found = [tree.loads_in(loop.body) for loop in lanes if not tiles[loop.axis].whole]
+    times = Counter(load for loads in found for load in loads)
+    last = {load: number for number, loads in enumerate(found, start=1) for load in loads}
+    return last, {load for load, count in times.items() if count > 1}
 
 
 def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:

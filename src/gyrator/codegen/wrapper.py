@@ -166,12 +166,10 @@ class _Wrapper:
             where = f"{tuple_of(v.shape)}, {tuple_of(v.strides)}, {v.dtype}"
             lines.append(f'{self.name(v)} = runtime.constant("{v.name}", {where})')
         lines += self.bound
-        origins = {k.name: k.origins for k in self.plan.kernels}
-        for step in self.plan.steps:
-            if isinstance(step, Launch):
-                origins[step.kernel] = merge(origins[step.kernel], step.origins)
+        launches = [step for step in self.plan.steps if isinstance(step, Launch)]
         for kernel in self.plan.kernels:
-            lines += ["", *origin_comments(origins[kernel.name], "#"), *self.kernel(kernel)]
+            origins = merge(kernel.origins, *(step.origins for step in launches if step.kernel == kernel.name))
+            lines += ["", *origin_comments(origins, "#"), *self.kernel(kernel)]
         return lines
 
     def kernel(self, kernel: Kernel) -> list[str]:
@@ -280,9 +278,9 @@ class _Wrapper:
         name, built = self.kernel_name(step.kernel), self.kernels[step.kernel]
         if isinstance(built, TritonKernel):
             self.launch_on_gpu(step, name, built)
-            return
-        args = [self.pointer(v) for v in step.args] + [*map(str, step.sizes)]
-        self.emit(f"{name}({', '.join([*args, 'threads'])})")
+        else:
+            args = [self.pointer(v) for v in step.args] + [*map(str, step.sizes)]
+            self.emit(f"{name}({', '.join([*args, 'threads'])})")
 
     def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
         values, args, own = iter(step.args), ["stream"], []
@@ -560,13 +558,12 @@ def argument_alignment(
         if isinstance(step, Allocate) and (step.upon is None or step.upon in known):
             start = (step.offset or ZERO) * step.value.dtype.itemsize
             known |= {step.value} if exact_quotient(start, const(16)) is not None else set()
-        if not isinstance(step, Launch) or step.kernel not in kernels:
-            continue
-        params = kernels[step.kernel].params
-        pointers = [at for at, param in enumerate(params) if isinstance(param, Pointer)]
-        aligned = {at for at, value in zip(pointers, step.args, strict=True) if value in known}
-        aligned |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
-        found[step.kernel] = found.get(step.kernel, frozenset(aligned)) & aligned
+        if isinstance(step, Launch) and step.kernel in kernels:
+            params = kernels[step.kernel].params
+            pointers = [at for at, param in enumerate(params) if isinstance(param, Pointer)]
+            aligned = {at for at, value in zip(pointers, step.args, strict=True) if value in known}
+            aligned |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
+            found[step.kernel] = found.get(step.kernel, frozenset(aligned)) & aligned
     return found
 
 

@@ -178,12 +178,10 @@ def _stage_text(stage: Stage, names: _Names) -> str:
 
 
 def _loop_text(loop: Loop) -> str:
-    text = f"{loop.kind.value} {loop.axis} < {loop.axis.extent}"
-    if loop.kind is LoopKind.LANES:
-        text += f" by {loop.lanes}"
-    text += f" grain {loop.grain}" if loop.grain else ""
-    carries = [f"{c.name} = {c.kind} -> {_refs(c.results)}" for c in loop.carries]
-    return text + "".join(f", carry {carry}" for carry in carries)
+    lanes = f" by {loop.lanes}" if loop.kind is LoopKind.LANES else ""
+    grain = f" grain {loop.grain}" if loop.grain else ""
+    carries = "".join(f", carry {c.name} = {c.kind} -> {_refs(c.results)}" for c in loop.carries)
+    return f"{loop.kind.value} {loop.axis} < {loop.axis.extent}{lanes}{grain}{carries}"
 
 
 def _refs(refs: tuple[Ref | None, ...]) -> str:

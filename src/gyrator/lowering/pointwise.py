@@ -121,10 +121,8 @@ def _repeated_product(x: Expr, count: int) -> Expr:
 
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
     """Selection keeps the bits, so half precision is not widened."""
-    dtype = out.dtype
-    return b.pointwise(
-        out, lambda at: op("where", element(condition, at, torch.bool), element(x, at, dtype), element(y, at, dtype))
-    )
+    operands = ((condition, torch.bool), (x, out.dtype), (y, out.dtype))
+    return b.pointwise(out, lambda at: op("where", *[element(of, at, dtype) for of, dtype in operands]))
 
 
 def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
