@@ -27,6 +27,7 @@ from gyrator.ir.volume import fits_32_bits
 _LONGEST, _STEM = 32, 24  # of a name, but for its number; of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
 _OURS = frozenset({"threads", "status", "failed", "lanes"})
+_OF_VECTORS = {FloorDiv: "floordiv", Mod: "remainder", Min: "minimum", Max: "maximum"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,15 +436,11 @@ class Expressions(Blocks[Term, Block]):
                 return Term(f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})", first.depth, vector=True)
             case Mod(num, den) if (s := self._steps(num, den)) is not None:
                 return Term(f"gy::iota_mod<{self.width}, {s}, {den.value}>()", self.index(num).depth, vector=True)
-            case FloorDiv(num, den) | Mod(num, den):
-                uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
-                if is_nonnegative(num) and not self.varies(den):
-                    a, d = self.vector_index(num), self._positive(den)
-                    return Term(f"gy::{uniform}({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
-                return _combined(name, [self.vector_index(num), self.vector_index(den)])
-            case Min(left, right) | Max(left, right):
-                name = "minimum" if isinstance(atom, Min) else "maximum"
-                return _combined(name, [self.vector_index(left), self.vector_index(right)])
+            case FloorDiv(num, den) | Mod(num, den) if is_nonnegative(num) and not self.varies(den):
+                a, d, name = self.vector_index(num), self._positive(den), "div" if isinstance(atom, FloorDiv) else "mod"
+                return Term(f"gy::{name}_index({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
+            case FloorDiv(left, right) | Mod(left, right) | Min(left, right) | Max(left, right):
+                return _combined(_OF_VECTORS[type(atom)], [self.vector_index(left), self.vector_index(right)])
             case Indirect(value):
                 return replace(self.value(value), name=False)
         return self.vector_index(atom.index())

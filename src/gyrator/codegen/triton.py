@@ -643,9 +643,8 @@ class Printer(Expressions):
         return names
 
     def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
-        for ref, text in zip(refs, texts, strict=True):
-            if ref is None or not self.is_used(ref):
-                continue
+        wanted = [(r, text) for r, text in zip(refs, texts, strict=True) if r is not None and self.is_used(r)]
+        for ref, text in wanted:
             if ref.dtype == torch.bool:
                 text = f"({text} != 0)"
             elif ref.dtype not in (dtype, torch.int64):

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, as_index, contiguous_strides
 from gyrator.ir.program import Program, View
-from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
+from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind, walk_stages
 from gyrator.ir.volume import volume
 from gyrator.schedule.loops import LANES
 from gyrator.schedule.products import Product, Templated
@@ -123,10 +123,8 @@ def faster_configs(product: Product, cpu: Cpu) -> tuple[Config, ...]:
 def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:
     """The kernel with vectors along the columns, and the template's numbers in its stage."""
     axes = (*contract.batch, contract.row, contract.column)
-    body = kernel.body
-    while isinstance(body[0], Loop):
-        body = body[0].body
-    stages = (replace(contract, blocks=configs[0].blocks), *body[1:])
+    _, *epilogue = walk_stages(kernel.body)
+    stages = (replace(contract, blocks=configs[0].blocks), *epilogue)
     grain = volume((contract.left.shape[-1],)) // LANES + len(stages)
     nest = Loop(contract.column, LoopKind.LANES, stages, lanes=LANES)
     for axis in reversed(axes[:-1]):

@@ -72,10 +72,9 @@ def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
 def element(view: View, at: tuple[Index, ...], prologue: Sequence[Group], rule: Rule) -> Expr:
     """The element of an operand, as the group that makes it computes it, if there is one."""
     index = coordinates(view, at)
-    for nest in (group.members[0].nest for group in prologue):
-        if nest.out[0] is view.value:
-            return nest.element(index, rule)
-    return Load(view.value, index)
+    nests = [group.members[0].nest for group in prologue]
+    maker = next((nest for nest in nests if nest.out[0] is view.value), None)
+    return Load(view.value, index) if maker is None else maker.element(index, rule)
 
 
 def coordinates(view: View, at: tuple[Index, ...]) -> tuple[Index, ...]:

@@ -44,7 +44,6 @@ def reuse(plan: Plan) -> Plan:
                 assert isinstance(end, Free)
                 found |= {freed[old]: (), at: (Allocate(step.value, end.value), end)}
                 room[freed[old] : at] = [left - size for left in room[freed[old] : at]]
-        for value in ended[at]:
-            if value in freed:
-                dead[value.layout].append(value)
+        for value in [value for value in ended[at] if value in freed]:
+            dead[value.layout].append(value)
     return replace(plan, steps=tuple(s for at, step in enumerate(steps) for s in found.get(at, (step,))))
