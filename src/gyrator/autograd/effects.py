@@ -81,8 +81,6 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     library = getattr(torch.ops, op.namespace)
     packets = [getattr(library, found) for found in (base, f"{base}_functional") if hasattr(library, found)]
-    for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
-        given = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
-        if given == wanted and overload._schema.returns and not overload._schema.is_mutable:
-            return overload
-    return None
+    overloads = (getattr(packet, name) for packet in packets for name in packet.overloads())
+    pure = (found for found in overloads if found._schema.returns and not found._schema.is_mutable)
+    return next((found for found in pure if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted), None)

@@ -113,10 +113,8 @@ class _Writer:
         return repr(value) if type(value) in (int, bool, str, type(None)) else self._name(value, "value")
 
     def _name(self, value: Any, stem: str) -> str:
-        for name, known in self._names.items():
-            if known is value:
-                return name
-        name = stem if stem not in self._names else f"{stem}_{len(self._names)}"
+        new = stem if stem not in self._names else f"{stem}_{len(self._names)}"
+        name = next((name for name, known in self._names.items() if known is value), new)
         self._names[name] = value
         return name
 

@@ -101,12 +101,11 @@ class _Lowering:
 
     def run(self, name: str, updates: Sequence[tuple[int, int]]) -> Lowered:
         end = self.graph.graph.output_node()
-        for node in self.graph.graph.nodes:
-            if node is not end:
-                origin = origin_of(node)
-                with blame(node, origin):
-                    self.b.begin(node, origin)
-                    self.env[node] = self._node(node)
+        for node in [node for node in self.graph.graph.nodes if node is not end]:
+            origin = origin_of(node)
+            with blame(node, origin):
+                self.b.begin(node, origin)
+                self.env[node] = self._node(node)
         shown = [(self._argument(traced), traced) for traced in flatten(end.args[0])]
         outputs: list[Output] = [extern.argument(self.b, end, *pair, exact=True) for pair in shown]  # type: ignore[misc]
         changed = self._updates(updates, outputs)
