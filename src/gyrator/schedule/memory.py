@@ -208,8 +208,8 @@ class _Planner:
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         read = dict.fromkeys(load.value for m in (member, *here.group.members) for load in m.loads)
-        needed = (self._kept, self._home, placed.values(), here.made)
-        ending = (v for v in read if not any(v in values for values in needed) and self._dies(v, here.position))
+        refused = (self._kept, self._home, placed.values(), here.made)
+        ending = (v for v in read if not any(v in values for values in refused) and self._dies(v, here.position))
         fitting = (old for old in ending if _same_places(old, value) and _elementwise(here, member, old, value))
         return next(fitting, None)
 
