@@ -205,10 +205,14 @@ def _scatters(program: Program) -> int:
 
 def _reordered(plan: Plan, facts: Facts) -> int:
     """How many kernels run their loops in another order than that of the dimensions of what they write."""
-    launches = [step for step in plan.steps if isinstance(step, Launch)]
-    walks = [(s.kernel, v, steps) for s in launches for v, steps in zip(s.args, facts[s.kernel].strides, strict=True)]
-    orders = [(name, [dim for at in steps if (dim := _dimension(v, at)) is not None]) for name, v, steps in walks]
-    return len({name for name, dims in orders if dims != sorted(dims)})
+    found: set[str] = set()
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            for value, steps in zip(step.args, facts[step.kernel].strides, strict=True):
+                dims = [dim for at in steps if (dim := _dimension(value, at)) is not None]
+                if dims != sorted(dims):
+                    found.add(step.kernel)
+    return len(found)
 
 
 def _dimension(value: Value, step: int) -> int | None:

@@ -95,8 +95,10 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
             size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
             elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
-    sizes = {n: [v.dtype.itemsize for v, count in elements.items() if count == n] for n in {*elements.values()}}
-    return {value: max(sizes[count]) for value, count in elements.items()}
+    widest: dict[int, int] = {}
+    for value, count in elements.items():
+        widest[count] = max(widest.get(count, 0), value.dtype.itemsize)
+    return {value: widest[count] for value, count in elements.items()}
 
 
 def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:

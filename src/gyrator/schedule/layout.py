@@ -121,9 +121,12 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
 
 def _raw_indices(group: Group) -> list[Index]:
     """Indices whose value itself matters: index values, counters of random numbers, what is within indirect ones."""
-    nodes = ((m, n) for m in group.members for n in {n for e in expressions(m.nest.root) for n in e.walk()})
-    found = ((m, i) for m, n in nodes for i in n.indices() if not isinstance(n, Load) or i.indirects())
-    return [substitute(i, m.at) for m, i in found]
+    found: list[Index] = []
+    for member in group.members:
+        for node in {n for expr in expressions(member.nest.root) for n in expr.walk()}:
+            whole = not isinstance(node, Load)
+            found += [substitute(i, member.at) for i in node.indices() if whole or i.indirects()]
+    return found
 
 
 def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:
