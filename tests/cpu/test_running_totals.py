@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -88,3 +90,28 @@ def test_of_equal_extremes_the_last_is_found_and_of_nans(dim: int, dtype: torch.
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
     torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+def read_across(x: Tensor) -> list[Tensor]:
+    """Scans through all elements, whose results are read and stored across rows."""
+    steps = [x.flatten().cumsum(0), *x.flatten().cummax(0), x.flatten().logcumsumexp(0)]
+    return [y.view(x.shape).T.contiguous() for y in steps]
+
+
+def chosen_in_order(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.masked_scatter(x > 0, x * 2)
+    return y, y.T.sin()
+
+
+def in_two_orders(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.exp().round()
+    return y, y.flatten().cumsum(0), y.T.flatten().cumsum(0), y.flatten().argmax(), y.T.flatten().argmin()
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (40, 9), (4, 300)])
+@pytest.mark.parametrize("fn", [read_across, chosen_in_order, in_two_orders], ids=lambda f: f.__name__)
+def test_elements_keep_their_order_beside_readers_of_columns(
+    fn: Callable[[Tensor], Sequence[Tensor]], shape: tuple[int, int], backend: str
+) -> None:
+    x = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(compiled_anew(fn, backend)(x), fn(x))

@@ -62,6 +62,13 @@ class Group:
         return iterations(self.outer), max(map(iterations, self.spaces))
 
     @property
+    def in_order(self) -> set[int | None]:
+        """The spaces whose axes keep their order: of a scan, and of argmax, which keeps the first of equal elements."""
+        first = ("argmax", "argmin")
+        roots = [(m.space, m.nest.root) for m in self.members]
+        return {k for k, r in roots if isinstance(r, Scan) or (isinstance(r, Reduce) and r.kind in first)}
+
+    @property
     def only_reduces(self) -> bool:
         """Whether what runs over spaces are reductions alone."""
         return all(isinstance(m.nest.root, Reduce) or m.space is None for m in self.members)
@@ -165,19 +172,21 @@ def demote(group: Group, outer: set[Axis]) -> Group:
 
 
 def _unite(a: Group, b: Group) -> Group | Refused:
-    """Groups with equal outer axes: equal spaces become one, spaces of equal extent are identified."""
+    """Groups with equal outer axes: equal spaces become one, in the order that one needs; others of one extent too."""
     spaces = list(b.spaces)
     renumber: dict[int, int] = {}
     for k in range(len(a.spaces)):
-        own = set(a.spaces[k])
-        found = next((n for n, s in enumerate(spaces) if set(s) == own), None)
-        if found is None and any(own & set(s) for s in spaces):
-            return Refused("they reduce over different axes")
+        row, fixed = a.spaces[k], b.in_order if k in a.in_order else ()
+        found = next((n for n, s in enumerate(spaces) if {*s} == {*row} and (s == row or n not in fixed)), None)
+        if found is not None and k in a.in_order:
+            spaces[found] = row
+        if found is None and any({*row} & {*s} for s in spaces):
+            return Refused("they reduce over different axes, or in different orders")
         if found is None:
-            free = ((n, _unify_axes(a.spaces[k], s)) for n, s in enumerate(spaces) if n not in renumber.values())
+            free = ((n, _unify_axes(row, s)) for n, s in enumerate(spaces) if n not in renumber.values())
             found, same = next(((n, same) for n, same in free if same is not None), (len(spaces), None))
             if same is None:
-                spaces.append(a.spaces[k])
+                spaces.append(row)
             else:
                 a, b = a.rewrite(same.left), Group(b.outer, tuple(spaces), b.members).rewrite(same.right)
                 spaces = list(b.spaces)

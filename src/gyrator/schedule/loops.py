@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Op, Random, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
+from gyrator.ir.expr import Expr, Load, Op, Random, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
 from gyrator.schedule.align import digits_of
@@ -117,32 +117,11 @@ def ordered(group: Group, stored: frozenset[Value]) -> Group:
     group, outer = coalesce(group, loop_order(group.outer, found), found)
     spaces: list[Axes] = []
     for k in range(len(group.spaces)):
-        scanned = any(isinstance(m.nest.root, Scan) and m.space == k for m in group.members)
         found = accesses(group, stored)
-        order = list(group.spaces[k]) if scanned else loop_order(group.spaces[k], found)
-        order = _numbered_order(group, k, order)
+        order = list(group.spaces[k]) if k in group.in_order else loop_order(group.spaces[k], found)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
     return Group(tuple(outer), tuple(spaces), group.members, group.serial)
-
-
-def _numbered_order(group: Group, space: int, order: list[Axis]) -> list[Axis]:
-    """``order``, or where elements are numbered (argmax) the one in which the numbers grow: of equal elements
-    the first to come is kept, and has to be the one with the lowest number."""
-    for member in group.members:
-        match member.nest.root:
-            case Reduce(_, _, (_, IndexValue(number))) if member.space == space:
-                at = substitute(number, member.at)
-                return sorted(order, key=lambda a: _magnitude(at.coefficient(a)), reverse=True)
-    return order
-
-
-def _magnitude(step: Index | None) -> tuple[int, int]:
-    """A key that orders the strides of a row-major shape, symbolic ones too: ``n*m`` above ``m`` above 1."""
-    if step is None or not step.terms:
-        return 0, 0
-    monomial, c = step.terms[0]
-    return len(monomial), c
 
 
 def _points(group: Group, found: list[Access]) -> Shape:
