@@ -195,6 +195,16 @@ def returns_a_view_that_took_another_shape(x):
     return y[:, 1:].squeeze_(0), y
 
 
+def returns_what_was_written_and_took_another_shape(x):
+    y = torch.zeros_like(x)
+    row = y[1:]
+    y.add_(x).t_()
+    z = (x * 2).detach()
+    z.mul_(x)
+    z.unsqueeze_(0)
+    return y.add_(1), row, y[0], z, torch.empty_like(x).copy_(x).t_()
+
+
 def returns_views_through_functions(x):
     y = x * 2
     flat = _Flat.apply(x)
@@ -303,6 +313,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     returns_its_input_through_a_function: lambda: (_x(),),
     returns_views_through_functions: lambda: (_x(),),
     returns_a_view_that_took_another_shape: lambda: (_x(),),
+    returns_what_was_written_and_took_another_shape: lambda: (_x(),),
     returns_rows_and_repeats_through_functions: lambda: (_x(),),
 }
 
@@ -326,6 +337,7 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
         returns_its_input_through_a_function,
         returns_views_through_functions,
         returns_a_view_that_took_another_shape,
+        returns_what_was_written_and_took_another_shape,
         returns_rows_and_repeats_through_functions,
     ],
     ids=lambda fn: fn.__name__,

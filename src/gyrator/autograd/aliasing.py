@@ -151,7 +151,7 @@ class _Results:
             return self.tensor(tensor, True), None
         for owner in owners:
             if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
-                return self.tensor(recorder.tensors_of(owner)[0], True), owner
+                return self.tensor(self._tensor_of(owner), True), owner
         return self.value(root.node, True), None
 
     def _owner(self, alias: Alias) -> Alias:
@@ -166,6 +166,15 @@ class _Results:
             alias = alias.parent
         return alias
 
+    def _tensor_of(self, alias: Alias) -> Tensor:
+        """The tensor that has this alias, or where it took another shape in place its view of the first one."""
+        if found := self.recorder.tensors_of(alias):
+            return found[0]
+        shape, changed = alias.node.meta["val"], [tensor for tensor, _ in self.recorder.metadata_changes]
+        reshaped = next(x for x in changed if self._owner(self.recorder.alias_of(x)) is alias)
+        with self.recorder:
+            return reshaped.as_strided(shape.shape, shape.stride(), shape.storage_offset())
+
     def source(self, value: Any, bases: Mapping[int, tuple[int, Alias | None]]) -> Source:
         if id(value) in self.inputs:
             return FromInput(self.inputs[id(value)])
@@ -173,7 +182,7 @@ class _Results:
             return self.number(value)
         alias = self.recorder.alias_of(value)
         owner = self._owner(alias)
-        if value.requires_grad and owner.parent and 0 in self.recorder.tensors_of(owner)[0].stride():
+        if value.requires_grad and owner.parent and 0 in self._tensor_of(owner).stride():
             return FromGraph(self.tensor(value, True))  # its elements share memory: nothing can be written to it
         if alias.root.input is not None:
             return FromInput(alias.root.input, self._chain(value, None))
@@ -192,7 +201,7 @@ class _Results:
         tied = self._owner(link) if value.requires_grad else None
         while link.parent is not None and link is not start and link.view is not None:
             if link is tied:
-                written = FromGraph(self.tensor(self.recorder.tensors_of(link)[0], False))
+                written = FromGraph(self.tensor(self._tensor_of(link), False))
                 views += [View(aten.copy_.default, (written,), {}), DETACH]
             views.append(self.replayed(link.view))
             link = link.parent
