@@ -502,13 +502,14 @@ class Expected:
     eager: Observation
     reference: Observation
 
-    def perturbed(self, precision: torch.dtype | None = None) -> list[Observation]:
-        """Eager's answers on inputs moved by a :func:`perturbation`, and with intermediate values moved; runs that
-        raise are left out.
+    def perturbed(self, precision: torch.dtype | None = None, *, inside: bool = True) -> list[Observation]:
+        """Eager's answers on inputs moved by a :func:`perturbation`, and with values ``inside`` moved; runs that raise
+        are left out.
         """
         runs = []
         for index in range(PERTURBED_RUNS):
-            for transform, context in ((perturbation(index, precision), nullcontext()), (_same, _Rounded(index))):
+            ways = [(perturbation(index, precision), nullcontext()), (_same, _Rounded(index))]
+            for transform, context in ways if inside else ways[:1]:
                 try:
                     with context:
                         runs.append(self.observe(self.fn, transform))

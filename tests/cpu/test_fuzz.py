@@ -77,6 +77,15 @@ def test_a_wrong_answer_is_found(backend: str) -> None:
     assert "rms error" in (complaint([program], backend=one_off, dynamic=False) or "")
 
 
+def test_what_amplified_rounding_excuses_has_to_be_right_in_float64() -> None:
+    def scaled(by: float):  # type: ignore[no-untyped-def]
+        return lambda graph, inputs: lambda *args: tuple(out * by for out in graph(*args))
+
+    program = Program(0, {"a0": "draw((3, 4), torch.float32, 1)"}, ("v0 = (a0 * 1e6).sin()",), ("v0",), backward=False)
+    assert complaint([program], scaled(1 + 1e-9), dynamic=False) is None
+    assert (complaint([program], scaled(1 + 1e-5), dynamic=False) or "").endswith("(in float64)")
+
+
 @pytest.mark.parametrize(
     ("first", "failures"), [("v0 = a0 * 2", 1), ("v0 = a0[9] if torch.compiler.is_compiling() else a0", 0)]
 )

@@ -10,8 +10,9 @@ import ast
 import inspect
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -171,6 +172,25 @@ def moved(source: str, device: str) -> str:
     if device == "cpu":
         return source
     return ast.unparse(ast.fix_missing_locations(_Mover(device).visit(ast.parse(source)))) + "\n"
+
+
+_NARROW = (
+    (re.compile(r"torch\.(float32|bfloat16|float16)\b"), "torch.float64"),
+    (re.compile(r"\.(float|half|bfloat16)\(\)"), ".double()"),
+    (re.compile(r"torch\.complex64\b"), "torch.complex128"),
+)
+
+
+def in_float64(program: Program) -> Program:
+    """The program with all types that its text names as wide as they come."""
+
+    def widened(text: str) -> str:
+        for narrow, wide in _NARROW:
+            text = narrow.sub(wide, text)
+        return text
+
+    arguments = {name: widened(text) for name, text in program.arguments.items()}
+    return replace(program, arguments=arguments, statements=tuple(map(widened, program.statements)))
 
 
 def define(source: str, name: str = "program") -> Callable[..., Any]:
