@@ -1,4 +1,4 @@
-"""The one file that touches torch's private interfaces. Works on torch 2.11 to 2.13.
+"""The one file that touches torch's private interfaces. Works on torch 2.11 to 2.14.
 
 Everything else in gyrator uses torch's public or stable parts (torch.fx, torch.library, FakeTensorMode,
 make_fx, ShapeEnv, decomposition tables, pytree)."""
@@ -336,6 +336,11 @@ def taken_apart(
     partition = importlib.import_module("torch._functorch.partitioners").min_cut_rematerialization_partition
     how = {"partition_fn": partition, "decompositions": table, "keep_inference_input_mutations": True}
     return aot.aot_module_simplified(gm, examples, boxed, **how)
+
+
+def sets_data(op: OpOverload) -> bool:
+    """Whether capture writes `target.data = source` as a call of it; since torch 2.14 there is one of its own."""
+    return op is torch.ops.aten.set_.source_Tensor or op._schema.name == "aten::shallow_copy_data_"
 
 
 def guard_parameters() -> None:

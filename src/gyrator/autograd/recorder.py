@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):
 
     def _take_memory(self, func: OpOverload, target: Tensor, source: Any = None, *_: Any) -> Tensor:
         """`target.set_(source)`, or `target.data = source`: a new name of it. Refused for another size or layout."""
-        if func is not aten.set_.source_Tensor or metadata_key(target) != metadata_key(source):
+        if not torch_compat.sets_data(func) or metadata_key(target) != metadata_key(source):
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
         root = self.alias_of(target).root
         if self.alias_of(source).root is not root:  # a module's `to` may be without effect

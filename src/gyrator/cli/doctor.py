@@ -67,8 +67,8 @@ def _python() -> Finding:
 def _torch() -> Finding:
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    good = (2, 11) <= (major, minor) <= (2, 13)
-    return Finding("torch", f"{torch.__version__} ({build})", "" if good else "install torch 2.11 to 2.13")
+    good = (2, 11) <= (major, minor) <= (2, 14)
+    return Finding("torch", f"{torch.__version__} ({build})", "" if good else "install torch 2.11 to 2.14")
 
 
 def _backend() -> Finding:
