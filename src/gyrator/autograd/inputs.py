@@ -43,14 +43,13 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     captured = [node.meta.get("example_value") for node in placeholders]
     values: list[Any] = []
     modes = (value.fake_mode for value in (*captured, *example_inputs) if isinstance(value, FakeTensor))
-    environment = shape_env_of(captured) or ShapeEnv()  # of a graph that takes sizes alone, without a tensor
-    mode = next(modes, None) or FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False)
+    mode = next(modes, None) or FakeTensorMode(shape_env=shape_env_of(captured) or ShapeEnv())  # none: sizes alone
     for known, example in zip(captured, example_inputs, strict=True):
         if isinstance(example, Tensor):
             # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
             fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]
-            if not fakes and not isinstance(example, FakeTensor):
-                fakes.append(mode.from_tensor(example, static_shapes=True))
+            if not isinstance(example, FakeTensor) and not (fakes and _lies_as(fakes[0], example)):
+                fakes = [mode.from_tensor(example.detach(), static_shapes=True)]
             values.append(fakes[0] if fakes else example)
         else:
             values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
@@ -59,6 +58,12 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     held = [isinstance(example, (torch.nn.Parameter, torch.nn.Buffer)) for example in example_inputs]
     static = tuple(at for at, node in enumerate(placeholders) if held[at] or is_buffer(node))
     return Inputs(mode, tuple(values), tracked, leaf, static)
+
+
+def _lies_as(fake: Tensor, example: Tensor) -> bool:
+    """Whether a fake tensor still lies so: `y = x.float(); y.t_()` has transposed the one of `x`, too, in capture."""
+    pairs = zip((*fake.shape, *fake.stride()), (*example.shape, *example.stride()), strict=False)
+    return not any(type(one) is int and one != other for one, other in pairs)
 
 
 def has_subclasses(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:

@@ -49,14 +49,14 @@ class _Writer:
         self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")
+        for position, view in program.changes:  # first: the trace left the new values in these shapes
+            self._lines.append(f"    {self._call(view, self._input(position))}")
         for update in program.updates:
             target = self._input(update.input)
             if update.tracked:
                 self._lines.append(f"    {target}.copy_(results[{update.output}])")
             else:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
-        for position, view in program.changes:
-            self._lines.append(f"    {self._call(view, self._input(position))}")
         outputs = [self._value(source) for source in program.sources]
         self._lines += [f"    {self._input(k)}.data = {self._value(source)}" for k, source in program.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
