@@ -43,7 +43,8 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     captured = [node.meta.get("example_value") for node in placeholders]
     values: list[Any] = []
     modes = (value.fake_mode for value in (*captured, *example_inputs) if isinstance(value, FakeTensor))
-    mode = next(modes, None) or FakeTensorMode(shape_env=shape_env_of(captured) or ShapeEnv())  # none: sizes alone
+    environment = shape_env_of(captured) or ShapeEnv()  # of a graph that takes sizes alone, without a tensor
+    mode = next(modes, None) or FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False)
     for known, example in zip(captured, example_inputs, strict=True):
         if isinstance(example, Tensor):
             # A symbol has a meaning in one mode alone: what another mode made is not mixed in.

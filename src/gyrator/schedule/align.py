@@ -133,8 +133,9 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
             pairs[low] = _lowest(digits_r, common, rsub).index()
         if digits_l or digits_r:
             return None
-    one_to_one = len({*pairs.values()}) == len(pairs)
-    return Unification(close({**lsub, **pairs}), close(rsub)) if one_to_one else None
+    if len(set(pairs.values())) != len(pairs):
+        return None
+    return Unification(close({**lsub, **pairs}), close(rsub))
 
 
 def _renaming(left: Sequence[Index], right: Sequence[Index]) -> dict[Atom, Index] | None:

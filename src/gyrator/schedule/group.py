@@ -64,8 +64,9 @@ class Group:
     @property
     def in_order(self) -> set[int | None]:
         """The spaces whose axes keep their order: of a scan, and of argmax, which keeps the first of equal elements."""
+        first = ("argmax", "argmin")
         roots = [(m.space, m.nest.root) for m in self.members]
-        return {k for k, r in roots if isinstance(r, Scan) or (isinstance(r, Reduce) and r.kind[:3] == "arg")}
+        return {k for k, r in roots if isinstance(r, Scan) or (isinstance(r, Reduce) and r.kind in first)}
 
     @property
     def only_reduces(self) -> bool:
