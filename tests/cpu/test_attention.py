@@ -135,6 +135,21 @@ def test_a_result_lies_as_the_kernel_lays_it_that_eager_calls(backend: str, back
     check(open_to_all, args, backend=backend, backward=backward, dynamic=dynamic)
 
 
+def test_a_reshape_that_is_a_view_shows_how_the_result_lies(backend: str) -> None:
+    def viewed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def out() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(1, 8, 8))
+
+        turned = out().transpose(1, 2).reshape(2, 8, 4, 16)
+        return (
+            turned.transpose(1, 2).view(2, 4, -1),
+            out().transpose(1, 2).flatten(1, 1),
+            out().transpose(1, 3).flatten(2),
+        )
+
+    check(viewed, tensors((2, 4, 8, 16), (2, 4, 8, 16)), backend=backend)
+
+
 def test_rows_may_change() -> None:
     def of_heads(x: Tensor) -> Tensor:
         heads = x.view(x.shape[0], x.shape[1], 2, 32).transpose(1, 2)

@@ -307,3 +307,17 @@ def test_a_number_is_copied_into_a_tensor() -> None:
     given, wanted = ([torch.arange(6).view(2, 3), torch.ones(2, 3)] for _ in range(2))
     torch.testing.assert_close(torch.compile(fn, backend="gyrator")(*given), fn(*wanted))
     torch.testing.assert_close(given, wanted)
+
+
+def test_writes_through_a_view_of_another_type_are_of_that_type(backend: str) -> None:
+    """Elements that are shown in several places, or by `as_strided`, are written where the memory's owner has them."""
+
+    def filled(x: Tensor) -> Tensor:
+        y = x.clone()
+        bits = y.view(torch.int32)
+        bits[0].expand(3, -1).fill_(7)
+        bits[1:].as_strided((2,), (2,), 4).mul_(2)
+        return y
+
+    x = torch.randn(4, 4)
+    assert torch.equal(torch.compile(filled, backend=backend)(x), filled(x))

@@ -86,14 +86,20 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
             link.root.pinned = True
             if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
                 raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
-            kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (seen.node.meta["val"] for seen, _ in chain)]
-            del chain[kinds.index(kinds[-1]) + 1 :]  # `link` may show an element in two places, as `expand` does
+            whole = link.root.node.meta["val"]
+            own, *kinds = [_kind(x) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
+            kind = own if own in kinds else kinds[-1]
+            if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
+                raise UnsupportedOperator(str(link.view.op), "it writes through a view of another type")
+            del chain[kinds.index(kind) + 1 :]  # `link` may show an element in two places, as `expand` does
             window, value = chain[-1]
             shown = window.node.meta["val"]  # any view is undone on the root, by a scatter to where its elements lie
             for dim in [dim for dim, step in enumerate(shown.stride()) if even and guard_or_false(step == 0)]:
                 value = _call_view(aten.slice.Tensor, (value, dim, 0, 1), {}, build)
             places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
-            value = _call_view(aten.as_strided_scatter.default, (window.root.node, value, *places), {}, build)
+            memory = build.call(aten.view.dtype, (window.root.node, kind[0]), {}) if kind != own else window.root.node
+            value = _call_view(aten.as_strided_scatter.default, (memory, value, *places), {}, build)
+            value = build.call(aten.view.dtype, (value, whole.dtype), {}) if kind != own else value
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
@@ -107,6 +113,11 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
     for written, node in chain:
         if written.node.meta["val"] is node.meta["val"]:
             written.node, written.generation = node, root.generation
+
+
+def _kind(x: Tensor) -> tuple[torch.dtype, bool, bool]:
+    """How the numbers of a tensor are to be read from memory."""
+    return x.dtype, x.is_conj(), x.is_neg()
 
 
 def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
