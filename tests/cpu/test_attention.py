@@ -71,6 +71,13 @@ def ahead(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=(j >= i + 20) & (j != 30))
 
 
+def lowest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The lowest number hides some keys of all rows, and all keys of a few: these count alike."""
+    hidden = (torch.arange(k.shape[2]) < 5) | (torch.arange(q.shape[2])[:, None] < 5)
+    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, torch.finfo(q.dtype).min)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None])
+
+
 def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     return F.scaled_dot_product_attention(
@@ -88,7 +95,7 @@ def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @in_dtypes
 @pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, windowed, ahead, biased, grouped])
+@pytest.mark.parametrize("fn", [plain, causal, scaled, turned, padded, windowed, ahead, lowest, biased, grouped])
 def test_a_template_computes_the_librarys_attention(
     fn: Callable[..., Tensor], backward: bool, dtype: torch.dtype
 ) -> None:

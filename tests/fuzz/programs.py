@@ -11,8 +11,9 @@ import inspect
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.fuzz.captured import CAPTURED_NAMES, captured
+from tests.fuzz.corners import CORNER_NAMES, corners
 from tests.fuzz.operations import (
     DETACHING_MUTATIONS,
     DETACHING_OPERATIONS,
@@ -46,6 +48,9 @@ LONG = 10_000_000
 
 CAPTURED = 20_000_000
 """From this seed on programs are those of ``captured``."""
+
+CORNERS = 30_000_000
+"""From this seed on programs are those of ``corners``."""
 
 LARGEST_TENSOR, LARGEST_LONG_TENSOR = 2048, 400_000
 LARGEST_VALUE = 1e4
@@ -147,7 +152,14 @@ def test_program():
     check(program, arguments(), prepare=prepared, {options})
 '''
 PIECES = (attention, chain, dense_block, hashed, image, recurrence, weights)
-NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw, **CAPTURED_NAMES, **{p.__name__: p for p in PIECES}}
+NAMES: Mapping[str, Any] = {
+    "torch": torch,
+    "F": F,
+    "draw": draw,
+    **CAPTURED_NAMES,
+    **CORNER_NAMES,
+    **{p.__name__: p for p in PIECES},
+}
 
 
 _CREATORS = frozenset("tensor as_tensor arange ones zeros full eye linspace".split())
@@ -203,16 +215,25 @@ def define(source: str, name: str = "program") -> Callable[..., Any]:
 def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
+    backward = seed % 5 < 2
     while True:
         if seed >= CAPTURED:
-            backward = seed % 5 < 2
-            drawn = Program(seed, *captured(rng, backward=backward), backward)
-            if runs(drawn, numbers=True):
+            if seed >= CORNERS:
+                drawn = Program(seed, *corners(rng, partial(_accepts, seed, backward)), backward)
+            else:
+                drawn = Program(seed, *captured(rng, backward=backward), backward)
+            if drawn.statements and runs(drawn, numbers=True):
                 return drawn
             continue
         program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < WIDER).finish()
         if program is not None:
             return program
+
+
+def _accepts(
+    seed: int, backward: bool, arguments: Mapping[str, str], statements: Sequence[str], outputs: Sequence[str]
+) -> bool:
+    return runs(Program(seed, arguments, tuple(statements), tuple(outputs), backward), numbers=True)
 
 
 def _acceptable(value: object, most: int) -> bool:

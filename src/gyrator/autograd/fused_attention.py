@@ -16,7 +16,7 @@ The user's functions are bodies on one score: `slope` is the derivative of `scor
 blocks of `sides` rows and columns the masks keep: counts and numbers, then of those that they keep whole."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -173,42 +173,13 @@ def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:
 def as_captured(out: Tensor, node: Node) -> Tensor:
     """What attention gives, in the layout that capture saw: kernels that a simpler mask chooses may have another.
     As it is where that cannot be seen: `out.transpose(1, 2).contiguous()` is all that is done with it."""
-    captured = node.meta.get("example_value")
-    if not isinstance(captured, Tensor) or _hidden(out, captured, node):
+    captured, users = node.meta.get("example_value"), [*node.users]
+    after = [*users[0].users] if len(users) == 1 else []
+    turned = len(after) == 1 and name_of(users[0]) in ("transpose", "permute")
+    if not isinstance(captured, Tensor) or (turned and name_of(after[0]) == "contiguous"):
         return out
-    given, wanted = _hints(out.stride()), _hints(captured.stride())
+    given, wanted = ([size_hint(n) for n in x.stride()] for x in (out, captured))
     return out if given == wanted else laid_out(out, wanted)
-
-
-def _hidden(out: Tensor, captured: Tensor, node: Node) -> bool:
-    """Whether all that is done with attention's result makes it contiguous, from either layout. A `reshape` may be a
-    view of one of them: `out.transpose(1, 2).flatten(0, 1)` for a batch of one."""
-    turn = next(iter(node.users), None)
-    copy = next(iter(turn.users), None) if turn is not None else None
-    if turn is None or copy is None or len(node.users) > 1 or len(turn.users) > 1:
-        return False
-    if name_of(turn) not in ("transpose", "permute") or name_of(copy) not in ("contiguous", "reshape", "flatten"):
-        return False
-    turned, made = (user.meta.get("example_value") for user in (turn, copy))
-    if name_of(copy) == "contiguous" or not isinstance(turned, Tensor) or not isinstance(made, Tensor) or out.ndim < 3:
-        return name_of(copy) == "contiguous"
-    shape, given, wanted = (_swapped(x) for x in (out.shape, out.stride(), captured.stride()))
-    by_rows = _hints(turned.shape) == shape and _hints(turned.stride()) == wanted
-    return by_rows and given == _dense(shape) and _hints(made.stride()) == _dense(_hints(made.shape))
-
-
-def _hints(numbers: Iterable[Any]) -> list[int]:
-    return [size_hint(n) for n in numbers]
-
-
-def _swapped(numbers: Iterable[Any]) -> list[int]:
-    """Those of `x.transpose(-3, -2)`."""
-    *first, heads, rows, last = _hints(numbers)
-    return [*first, rows, heads, last]
-
-
-def _dense(shape: Sequence[int]) -> list[int]:
-    return [prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def index(x: Tensor, place: Any) -> Tensor:

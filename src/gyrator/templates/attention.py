@@ -22,6 +22,7 @@ import triton.language as tl
 from gyrator.runtime import triton_ops as rt
 
 LOG2_E, FAR = tl.constexpr(1.4426950408889634), tl.constexpr(1 << 30)
+LOWEST = tl.constexpr(-2e38)  # of numbers that times LOG2_E are no infinity: where they hide all keys, all count alike
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -178,6 +179,7 @@ def scored(
     if not PLAIN:
         raw = raw * scale
         scores = tl.broadcast_to(score(raw, b, h, at_i, at_j, reads).to(tl.float32), raw.shape)
+        scores = tl.where((scores < LOWEST) & (scores > float("-inf")), LOWEST, scores)
     if not KEPT:
         scores = tl.where(keep(b, h, at_i, at_j, reads), scores, float("-inf"))
     if not EVEN_N:

@@ -70,6 +70,19 @@ GY_FN v16sf quick_exp2(v16sf x) {
       part::polynomial(above, 0x1.bb7cd4p-7f, 0x1.aa13fp-5f, 0x1.ee798ap-3f, 0x1.62d166p-1f, 0x1.00002cp+0f);
   return part::scale(power, {x, part::Bits<v16sf>{}}, part::not_below(x, -125.0f));
 }
+// Exponentials of scores times `by`, less `base`: in one step, but where that would overflow times log2(e), as in rows of
+// which all scores are the lowest number.
+struct Exponentials {
+  const v16sf by, base, unit, below;
+  const bool far;
+  GY_FN Exponentials(float by, v16sf base)
+      : by(v16sf{} + by), base(base), unit(v16sf{} + by * log2e), below(-base * log2e),
+        far((part::not_below(base, -2e38f) & 0xffff) != 0xffff) {}
+  GY_FN v16sf operator()(const float* scores) const {
+    const v16sf score = load<16>(scores).p[0];
+    return quick_exp2(far ? part::fma(score, by, -base) * log2e : part::fma(score, unit, below));
+  }
+};
 // Two vectors in bfloat16, one after the other in a register; stored in pairs of what is at one place, or each for itself.
 GY_FN v32hi rounded(v16sf low, v16sf high) {
   v32hi both;
@@ -156,13 +169,12 @@ struct Attention<bf16, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<bf16, Til
   // Scores become pairs of weights, and what is summed so far counts by the new greatest scores.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
     rows.update(scores.at, count, by, [&](int r, auto base) GY_INLINE {
-      const v16sf unit = v16sf{} + by * log2e, below = -base.p[0] * log2e;
+      const Exponentials weight_of(by, base.p[0]);
       const float* at = scores.at + r;
       bf16* to = weights.at + r / Panel * Panel * Keys + r % Panel * 2;
       v16sf sum{};
       for (int64_t j = 0; j < count; j += 2, at += 2 * TileRows, to += 2 * Panel) {
-        const v16sf low = quick_exp2(part::fma(load<L>(at).p[0], unit, below));
-        const v16sf high = quick_exp2(part::fma(load<L>(at + TileRows).p[0], unit, below));
+        const v16sf low = weight_of(at), high = weight_of(at + TileRows);
         sum += low + high;
         store_pairs(to, low, high);
       }
@@ -246,13 +258,12 @@ struct AttentionGradient<bf16, TileRows, MK, MR, VV, MC, Keys>
  private:
   // Scores become weights, and their gradients those of scores, as rows of keys and as pairs.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
-    const v16sf unit = v16sf{} + by * log2e;
     for (int r = 0; r < TileRows; r += L) {
-      const v16sf below = -load<L>(rows.sums.at + r).p[0] * log2e, delta = load<L>(rows.deltas.at + r).p[0];
+      const Exponentials weight_of(by, load<L>(rows.sums.at + r).p[0]);
+      const v16sf delta = load<L>(rows.deltas.at + r).p[0];
       bf16* to = slope_pairs.at + r / Panel * Panel * Keys + r % Panel * 2;
       for (int64_t at = r; at < count * TileRows; at += 2 * TileRows, to += 2 * Panel) {
-        const v16sf low = quick_exp2(part::fma(load<L>(scores.at + at).p[0], unit, below));
-        const v16sf high = quick_exp2(part::fma(load<L>(scores.at + at + TileRows).p[0], unit, below));
+        const v16sf low = weight_of(scores.at + at), high = weight_of(scores.at + at + TileRows);
         const v16sf slope = low * (load<L>(d_weights.at + at).p[0] - delta);
         const v16sf next = high * (load<L>(d_weights.at + at + TileRows).p[0] - delta);
         store_halves(weights.at + at, weights.at + at + TileRows, low, high);
