@@ -83,23 +83,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
         chain.append((link, value))
         old = read(link.parent, build)
         if (call := inverse(link.view, old, value)) is None:
-            link.root.pinned = True
-            if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
-                raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
-            whole = link.root.node.meta["val"]
-            own, *kinds = [_kind(x) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
-            kind = own if own in kinds else kinds[-1]
-            if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
-                raise UnsupportedOperator(str(link.view.op), "it writes through a view of another type")
-            del chain[kinds.index(kind) + 1 :]  # `link` may show an element in two places, as `expand` does
-            window, value = chain[-1]
-            shown = window.node.meta["val"]  # any view is undone on the root, by a scatter to where its elements lie
-            for dim in [dim for dim, step in enumerate(shown.stride()) if even and guard_or_false(step == 0)]:
-                value = _call_view(aten.slice.Tensor, (value, dim, 0, 1), {}, build)
-            places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
-            memory = build.call(aten.view.dtype, (window.root.node, kind[0]), {}) if kind != own else window.root.node
-            value = _call_view(aten.as_strided_scatter.default, (memory, value, *places), {}, build)
-            value = build.call(aten.view.dtype, (value, whole.dtype), {}) if kind != own else value
+            value = _scattered(chain, link.view, build, even=even)
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
@@ -113,6 +97,32 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
     for written, node in chain:
         if written.node.meta["val"] is node.meta["val"]:
             written.node, written.generation = node, root.generation
+
+
+def _scattered(chain: list[tuple[Alias, Node]], view: View, build: GraphBuilder, *, even: bool) -> Node:
+    """The root's new value, by a scatter to where the elements of a link lie, which undoes any view. The link is the
+    first of the root's own type, or else of the last one's: those behind it may show an element in two places, as
+    `expand` does. The chain ends with it.
+
+    Raises: UnsupportedOperator for elements of a type that the root cannot be viewed as; an input whose offset varies."""
+    root = chain[0][0].root
+    root.pinned = True
+    if root.input is not None and type(root.tensor.storage_offset()) is not int:
+        raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
+    whole = root.node.meta["val"]
+    own, *kinds = [_kind(x) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
+    kind = own if own in kinds else kinds[-1]
+    if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
+        raise UnsupportedOperator(str(view.op), "it writes through a view of another type")
+    del chain[kinds.index(kind) + 1 :]
+    window, value = chain[-1]
+    shown = window.node.meta["val"]
+    for dim in [dim for dim, step in enumerate(shown.stride()) if even and guard_or_false(step == 0)]:
+        value = _call_view(aten.slice.Tensor, (value, dim, 0, 1), {}, build)
+    places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
+    memory = build.call(aten.view.dtype, (root.node, kind[0]), {}) if kind != own else root.node
+    value = _call_view(aten.as_strided_scatter.default, (memory, value, *places), {}, build)
+    return build.call(aten.view.dtype, (value, whole.dtype), {}) if kind != own else value
 
 
 def _kind(x: Tensor) -> tuple[torch.dtype, bool, bool]:
