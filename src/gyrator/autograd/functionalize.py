@@ -104,7 +104,7 @@ def _scattered(chain: list[tuple[Alias, Node]], view: View, build: GraphBuilder,
     first of the root's own type, or else of the last one's: those behind it may show an element in two places, as
     `expand` does. The chain ends with it.
 
-    Raises: UnsupportedOperator for elements of a type that the root cannot be viewed as; an input whose offset varies."""
+    Raises: UnsupportedOperator for a type that the root cannot be viewed as, and an input whose offset varies."""
     root = chain[0][0].root
     root.pinned = True
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
