@@ -225,7 +225,7 @@ def generate(seed: int) -> Program:
             if drawn.statements and runs(drawn, numbers=True):
                 return drawn
             continue
-        program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < WIDER).finish()
+        program = _Draft(rng, seed, backward=backward or DETACHING <= seed < WIDER).finish()
         if program is not None:
             return program
 
