@@ -11,7 +11,7 @@ from tests.acceptance import expect
 from tests.fuzz import harness
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.programs import CAPTURED, DETACHING, LONG, WIDER, Program, define, generate
+from tests.fuzz.programs import CAPTURED, CORNERS, DETACHING, LONG, WIDER, Program, define, generate
 from tests.fuzz.shrink import shrink
 
 IN_CI, DETACHING_IN_CI, WIDER_IN_CI, LONG_IN_CI, CAPTURED_IN_CI = 1900, 300, 100, 200, 100
@@ -48,6 +48,11 @@ def test_a_seed_gives_the_same_program_and_the_same_arguments() -> None:
     assert generate(17) == generate(17)
     first, second = (generate(17).make_arguments() for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(CORNERS, CORNERS + 4))
+def test_views_and_writes_in_any_order(seed: int, backend: str) -> None:
+    assert complaint([generate(seed)], backend, dynamic=False) is None
 
 
 def test_a_part_that_may_not_be_read_once_its_whole_was_written_is_not_drawn() -> None:

@@ -72,7 +72,12 @@ CORNER_NAMES: Mapping[str, object] = {"Scale": Scale, "Dirty": Dirty, "Two": Two
 
 SHAPES = ("(3, 4)", "(3, 4)", "(4, 3)", "(4,)", "(3, 1)")
 
-VIEWS = """
+
+def _texts(lines: str) -> list[str]:
+    return [text.strip() for line in lines.strip().splitlines() for text in line.split(" | ")]
+
+
+VIEWS = _texts("""
     {x}[1:] | {x}[:, ::2] | {x}.T | {x}.view(-1) | {x}[0] | {x}.diagonal() | {x}[None] | {x}.expand(2, -1, -1)
     {x}.unfold(-1, 2, 1) | {x}.narrow(-1, 1, 2) | {x}.unbind(0)[-1] | {x}.chunk(2, -1)[1] | {x}.split(2, -1)[0]
     {x}.detach() | {x}.view_as({x}) | {x}.as_strided((2, 2), (1, 2)) | {x}[...] | {x}.squeeze(0) | {x}.transpose(0, -1)
@@ -81,8 +86,8 @@ VIEWS = """
     torch.broadcast_to({x}, (2, *{x}.shape)) | {x}.flip(0) | {x}.mT | {x}.tensor_split(2)[0]
     {x}.unflatten(-1, (2, -1)) | torch.complex({x}, {y}).conj().imag
     {x}.take_along_dim({x}.argsort(-1), -1) | {x}.real | {x}.ravel()
-"""
-VALUES = """
+""")
+VALUES = _texts("""
     {x} * {y} | {x}.sin() | {x} * 2 | {x} @ {y}.T | {x}.sum(0) | {x}.cumsum(-1)
     {x}.flatten().cumsum(0).view({x}.shape)
     {x}.softmax(-1) | {x}.tanh() | {x}.mean() | {x}.max(-1)[0] | torch.where({x} > 0, {x}, {y}) | {x} + {y}
@@ -95,8 +100,8 @@ VALUES = """
     {x}.index_put((torch.tensor([0]),), {x}[-1:]) | torch.autograd.grad(({x} * {x}).sum(), {x})[0]
     torch.zeros_like({x}).copy_({x}) | torch.empty_like({x}).fill_(1).mul_({x}) | torch.no_grad()(lambda t: t * 2)({x})
     {x}.masked_scatter({x} > 0, {x} * 2) | {x}.T.contiguous() | {x}.roll(1) | {x}.prod(-1) | {x}.T.flatten().argmin()
-"""
-WRITES = """
+""")
+WRITES = _texts("""
     {x}.mul_(0.5) | {x}.add_({y}) | {x}.copy_({y}) | {x}.zero_() | {x}[0] = 0.5 | {x}[..., 0] = {y}[..., 0] | {x}.t_()
     {x}[..., :1].mul_(2) | {x}.detach().mul_(0.5) | {x}.sin_() | {x}.sigmoid_() | {x}.relu_() | {x}.unsqueeze_(0)
     with torch.no_grad(): {x}.mul_(0.5) | with torch.no_grad(): {x}[0].add_(1) | {x}.squeeze_(0) | {x}.transpose_(0, -1)
@@ -111,19 +116,14 @@ WRITES = """
     {x}.diagonal().mul_(3) | {x}.expand(1, *{x}.shape).mul_(2) | torch._foreach_mul_([{x}], 0.5)
     checkpoint(lambda t: t.mul_(0.5).sum(), {x}, use_reentrant=False) | torch._foreach_zero_([{x}.detach()])
     {x}.as_strided((2,), (1,)).mul_(5) | {x}.renorm_(2, 0, 1) | {x}.put_(torch.tensor([0]), {y}.flatten()[:1])
-"""
+""")
 
 Arguments = Mapping[str, str]
 Accepts = Callable[[Arguments, Sequence[str], Sequence[str]], bool]
 
 
-def _texts(lines: str) -> list[str]:
-    return [text.strip() for line in lines.strip().splitlines() for text in line.split(" | ")]
-
-
 def corners(rng: random.Random, accepts: Accepts) -> tuple[Arguments, tuple[str, ...], tuple[str, ...]]:
     """Arguments, statements and outputs of a program; eager ``accepts`` it."""
-    kinds = [_texts(VIEWS)] * 6 + [_texts(VALUES)] * 5 + [_texts(WRITES)] * 9
     arguments = {}
     for number in range(rng.choice([1, 2, 2, 3])):
         shape, layout = SHAPES[0] if number == 0 else rng.choice(SHAPES), rng.choice(["", "", "", ".T.contiguous().T"])
@@ -131,8 +131,8 @@ def corners(rng: random.Random, accepts: Accepts) -> tuple[Arguments, tuple[str,
     names, lines, made = list(arguments), list[str](), list[str]()
     for _ in range(rng.randint(3, 12)):
         x, y = (names[max(rng.randrange(len(names)), rng.randrange(len(names)))] for _ in range(2))
-        kind = rng.randrange(len(kinds))
-        text, name = rng.choice(kinds[kind]).format(x=x, y=y), f"v{len(made)}" if kind < 11 else ""
+        (texts,) = rng.choices((VIEWS, VALUES, WRITES), (6, 5, 9))
+        text, name = rng.choice(texts).format(x=x, y=y), "" if texts is WRITES else f"v{len(made)}"
         line = f"{name} = {text}" if name else text
         if accepts(arguments, (*lines, line), (name or (made or ["a0"])[-1],)):
             lines.append(line)

@@ -63,6 +63,7 @@ def run(seeds: Sequence[int], settings: Settings) -> Iterator[Failure]:
     programs = [generate(seed) for seed in seeds]
     if settings.device != "cpu":
         programs = [p for p in (replace(p, device=settings.device) for p in programs) if runs(p)]
+        torch.cuda.synchronize()  # raises after an eager kernel's fault, which makes each program seem refused
     for backward in (False, True):
         chosen = [program for program in programs if program.backward == backward]
         for start in range(0, len(chosen), settings.batch):

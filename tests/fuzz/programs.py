@@ -215,19 +215,18 @@ def define(source: str, name: str = "program") -> Callable[..., Any]:
 def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
+    while (program := _drawn(rng, seed)) is None:
+        pass
+    return program
+
+
+def _drawn(rng: random.Random, seed: int) -> Program | None:
     backward = seed % 5 < 2
-    while True:
-        if seed >= CAPTURED:
-            if seed >= CORNERS:
-                drawn = Program(seed, *corners(rng, partial(_accepts, seed, backward)), backward)
-            else:
-                drawn = Program(seed, *captured(rng, backward=backward), backward)
-            if drawn.statements and runs(drawn, numbers=True):
-                return drawn
-            continue
-        program = _Draft(rng, seed, backward=backward or DETACHING <= seed < WIDER).finish()
-        if program is not None:
-            return program
+    if seed < CAPTURED:
+        return _Draft(rng, seed, backward=backward or DETACHING <= seed < WIDER).finish()
+    parts = corners(rng, partial(_accepts, seed, backward)) if seed >= CORNERS else captured(rng, backward=backward)
+    program = Program(seed, *parts, backward)
+    return program if program.statements and runs(program, numbers=True) else None
 
 
 def _accepts(

@@ -63,7 +63,9 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
 
 def _lies_as(fake: Tensor, example: Tensor) -> bool:
     """Whether a fake tensor still lies so: `y = x.float(); y.t_()` has transposed the one of `x`, too, in capture."""
-    pairs = zip((*fake.shape, *fake.stride()), (*example.shape, *example.stride()), strict=False)
+    if fake.ndim != example.ndim:
+        return False
+    pairs = zip((*fake.shape, *fake.stride()), (*example.shape, *example.stride()), strict=True)
     return not any(type(one) is int and one != other for one, other in pairs)
 
 

@@ -173,12 +173,13 @@ def demote(group: Group, outer: set[Axis]) -> Group:
 
 def _unite(a: Group, b: Group) -> Group | Refused:
     """Groups with equal outer axes: equal spaces become one, in the order that one needs; others of one extent too."""
-    spaces = list(b.spaces)
+    spaces, kept, fixed = list(b.spaces), a.in_order, b.in_order
     renumber: dict[int, int] = {}
     for k in range(len(a.spaces)):
-        row, fixed = a.spaces[k], b.in_order if k in a.in_order else ()
-        found = next((n for n, s in enumerate(spaces) if {*s} == {*row} and (s == row or n not in fixed)), None)
-        if found is not None and k in a.in_order:
+        row = a.spaces[k]
+        alike = (n for n, s in enumerate(spaces) if {*s} == {*row} and (s == row or not (k in kept and n in fixed)))
+        found = next(alike, None)
+        if found is not None and k in kept:
             spaces[found] = row
         if found is None and any({*row} & {*s} for s in spaces):
             return Refused("they reduce over different axes, or in different orders")

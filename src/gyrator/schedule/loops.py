@@ -115,10 +115,10 @@ def ordered(group: Group, stored: frozenset[Value]) -> Group:
     """The group with its axes from the outermost loop to the innermost, merged where memory allows it."""
     found = accesses(group, stored)
     group, outer = coalesce(group, loop_order(group.outer, found), found)
-    spaces: list[Axes] = []
+    spaces, kept = list[Axes](), group.in_order
     for k in range(len(group.spaces)):
         found = accesses(group, stored)
-        order = list(group.spaces[k]) if k in group.in_order else loop_order(group.spaces[k], found)
+        order = list(group.spaces[k]) if k in kept else loop_order(group.spaces[k], found)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
     return Group(tuple(outer), tuple(spaces), group.members, group.serial)

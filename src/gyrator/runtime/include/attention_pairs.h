@@ -169,12 +169,12 @@ struct Attention<bf16, TileRows, MK, MR, VV, Keys> : KeyWalk<Attention<bf16, Til
   // Scores become pairs of weights, and what is summed so far counts by the new greatest scores.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
     rows.update(scores.at, count, by, [&](int r, auto base) GY_INLINE {
-      const Exponentials weight_of(by, base.p[0]);
+      const Exponentials weight(by, base.p[0]);
       const float* at = scores.at + r;
       bf16* to = weights.at + r / Panel * Panel * Keys + r % Panel * 2;
       v16sf sum{};
       for (int64_t j = 0; j < count; j += 2, at += 2 * TileRows, to += 2 * Panel) {
-        const v16sf low = weight_of(at), high = weight_of(at + TileRows);
+        const v16sf low = weight(at), high = weight(at + TileRows);
         sum += low + high;
         store_pairs(to, low, high);
       }
@@ -259,11 +259,11 @@ struct AttentionGradient<bf16, TileRows, MK, MR, VV, MC, Keys>
   // Scores become weights, and their gradients those of scores, as rows of keys and as pairs.
   __attribute__((noinline)) void weigh(int64_t count, float by) {
     for (int r = 0; r < TileRows; r += L) {
-      const Exponentials weight_of(by, load<L>(rows.sums.at + r).p[0]);
+      const Exponentials weight(by, load<L>(rows.sums.at + r).p[0]);
       const v16sf delta = load<L>(rows.deltas.at + r).p[0];
       bf16* to = slope_pairs.at + r / Panel * Panel * Keys + r % Panel * 2;
       for (int64_t at = r; at < count * TileRows; at += 2 * TileRows, to += 2 * Panel) {
-        const v16sf low = weight_of(scores.at + at), high = weight_of(scores.at + at + TileRows);
+        const v16sf low = weight(scores.at + at), high = weight(scores.at + at + TileRows);
         const v16sf slope = low * (load<L>(d_weights.at + at).p[0] - delta);
         const v16sf next = high * (load<L>(d_weights.at + at + TileRows).p[0] - delta);
         store_halves(weights.at + at, weights.at + at + TileRows, low, high);
