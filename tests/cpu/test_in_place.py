@@ -316,6 +316,7 @@ def test_writes_through_a_view_of_another_type_are_of_that_type(backend: str) ->
         y = x.clone()
         bits = y.view(torch.int32)
         bits[0].expand(3, -1).fill_(7)
+        torch._foreach_zero_([bits[1].expand(2, -1)])
         bits[1:].as_strided((2,), (2,), 4).mul_(2)
         return y
 

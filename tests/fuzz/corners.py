@@ -79,8 +79,9 @@ def _texts(lines: str) -> list[str]:
 
 VIEWS = _texts("""
     {x}[1:] | {x}[:, ::2] | {x}.T | {x}.view(-1) | {x}[0] | {x}.diagonal() | {x}[None] | {x}.expand(2, -1, -1)
-    {x}.unfold(-1, 2, 1) | {x}.narrow(-1, 1, 2) | {x}.unbind(0)[-1] | {x}.chunk(2, -1)[1] | {x}.split(2, -1)[0]
-    {x}.detach() | {x}.view_as({x}) | {x}.as_strided((2, 2), (1, 2)) | {x}[...] | {x}.squeeze(0) | {x}.transpose(0, -1)
+    {x}.unfold(-1, 2, 2) | {x}.narrow(-1, 1, 2) | {x}.unbind(0)[-1] | {x}.chunk(2, -1)[1] | {x}.split(2, -1)[0]
+    {x}.detach() | {x}.view_as({x}) | {x}.contiguous().as_strided((2, 2), (1, 2)) | {x}[...] | {x}.squeeze(0)
+    {x}.transpose(0, -1)
     {x}.detach()[1:] | {x}.reshape(-1) | {x}.flatten()[1:] | {x}.unsqueeze(1) | {x}.movedim(0, -1) | {x}.data
     {x}.select(-1, 2) | {x}.data[..., 1:] | torch.atleast_3d({x}) | {x}.contiguous() | {x}.to({x}.dtype) | {x}.clone()
     torch.broadcast_to({x}, (2, *{x}.shape)) | {x}.flip(0) | {x}.mT | {x}.tensor_split(2)[0]
@@ -98,6 +99,10 @@ VALUES = _texts("""
     torch.func.jvp(torch.sin, ({x},), ({x},))[1] | {x}.var(-1) | {x}.index_add(0, torch.tensor([0]), {x}[:1])
     {x}[{x} > 0].sum() | {x}.masked_fill({x} > 0, 0.5) | {x} * {x}.amax().detach() | {x}.new_zeros({x}.shape)
     {x}.index_put((torch.tensor([0]),), {x}[-1:]) | torch.autograd.grad(({x} * {x}).sum(), {x})[0]
+    torch.autograd.grad(({x} * {x}.sin()).sum(), {x}, create_graph=True)[0]
+    torch.autograd.grad({x}.softmax(-1)[..., 0].sum(), {x}, create_graph=True)[0] * {y}
+    torch.autograd.grad({x}.sum(), {y}, create_graph=True, allow_unused=True, materialize_grads=True)[0]
+    torch.autograd.grad({x}, {y}, {x}.detach(), retain_graph=True)[0]
     torch.zeros_like({x}).copy_({x}) | torch.empty_like({x}).fill_(1).mul_({x}) | torch.no_grad()(lambda t: t * 2)({x})
     {x}.masked_scatter({x} > 0, {x} * 2) | {x}.T.contiguous() | {x}.roll(1) | {x}.prod(-1) | {x}.T.flatten().argmin()
 """)
@@ -105,7 +110,7 @@ WRITES = _texts("""
     {x}.mul_(0.5) | {x}.add_({y}) | {x}.copy_({y}) | {x}.zero_() | {x}[0] = 0.5 | {x}[..., 0] = {y}[..., 0] | {x}.t_()
     {x}[..., :1].mul_(2) | {x}.detach().mul_(0.5) | {x}.sin_() | {x}.sigmoid_() | {x}.relu_() | {x}.unsqueeze_(0)
     with torch.no_grad(): {x}.mul_(0.5) | with torch.no_grad(): {x}[0].add_(1) | {x}.squeeze_(0) | {x}.transpose_(0, -1)
-    torch.sin({x}.detach(), out={x}.detach()) | with torch.no_grad(): torch.mul({x}, 2, out={y}) | {x}.detach_()
+    torch.sin({x}.detach(), out={x}.detach()) | with torch.no_grad(): torch.mul({x}, 2, out={x}) | {x}.detach_()
     {x}.masked_fill_({x} > 0.5, 0.25) | {x}.index_fill_(0, torch.tensor([0]), 1) | {x}.fill_diagonal_(1)
     {x}.index_put_((torch.tensor([0]),), {y}[0], accumulate=True) | {x}.index_add_(0, torch.tensor([0]), {x}[:1] * 1)
     torch.ops.fuzz.both_({x}.detach(), {y}.detach()) | with torch.no_grad(): torch.ops.fuzz.both_({x}, {y})

@@ -11,6 +11,7 @@ import inspect
 import math
 import random
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,6 +140,7 @@ from tests.acceptance import check
 from tests.fuzz.pieces import attention, chain, dense_block, hashed, image, recurrence, weights  # noqa: F401
 from tests.fuzz.programs import prepared
 
+torch._dynamo.config.trace_autograd_ops = True
 
 {draw}
 
@@ -232,7 +234,14 @@ def _drawn(rng: random.Random, seed: int) -> Program | None:
 def _accepts(
     seed: int, backward: bool, arguments: Mapping[str, str], statements: Sequence[str], outputs: Sequence[str]
 ) -> bool:
-    return runs(Program(seed, arguments, tuple(statements), tuple(outputs), backward), numbers=True)
+    """Whether eager runs it without a warning: what is deprecated (results resized by `out=`) is not compared."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):
+            return runs(Program(seed, arguments, tuple(statements), tuple(outputs), backward), numbers=True)
+    finally:
+        torch.set_warn_always(always)
 
 
 def _acceptable(value: object, most: int) -> bool:
@@ -422,6 +431,7 @@ def runs(program: Program, *, numbers: bool = False) -> bool:
         ArithmeticError,
         AssertionError,
         NameError,
+        UserWarning,
     ):
         return False
     return not (numbers and any(x.grad is not None and bool(x.grad.isnan().any()) for x in made))

@@ -128,7 +128,7 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hint = "use torch.compiler.disable where you differentiate twice: compiled code has a first derivative only"
+        hint = "set torch._dynamo.config.trace_autograd_ops = True, so that torch.autograd.grad is compiled along"
         raise UnsupportedInput("a second derivative", hint=hint)
 
 

@@ -324,7 +324,7 @@ class Recorder(TorchDispatchMode):
         else:
             torch.autograd.graph.increment_version(target)  # fake kernels of lists do not, and views go by it
             for position, item in enumerate(target):
-                self._write(item, self.build.result(value, position))
+                self._write(item, self.build.result(value, position), even=even)
 
     def _arguments_of(self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]) -> tuple[Args, Kwargs]:
         """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
@@ -406,7 +406,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 _LEGIT = aten._native_batch_norm_legit
-_FILLS = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
+_FILLS = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten._foreach_zero_.default)
 
 _RECORD: Mapping[Effect, Callable[..., None]] = {
     Effect.PURE: Recorder._pure,

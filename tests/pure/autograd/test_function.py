@@ -51,7 +51,7 @@ def test_a_second_derivative_is_refused_with_a_clear_error(function: Any) -> Non
     run, _ = compiled(function)
     x = leaf(4)
     (gradient,) = torch.autograd.grad(run(x), x, create_graph=True)
-    with pytest.raises(UnsupportedInput, match=r"^a second derivative cannot be compiled\n  try: use torch.compiler"):
+    with pytest.raises(UnsupportedInput, match=r"^a second derivative cannot be compiled\n  try: set torch._dynamo"):
         torch.autograd.grad(gradient.sum(), x)
 
 
