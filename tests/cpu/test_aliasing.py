@@ -102,6 +102,21 @@ def of_expanded(x):
     return x + 1, x.sum(0), x.contiguous(), x[0]
 
 
+def writes_to_rows_that_are_one(x):
+    x[0].add_(1)
+    before = x * 2
+    x.t()[1:3, 2].mul_(3)
+    return before, x[1] + 1
+
+
+def fills_what_is_expanded(x):
+    x[2, 1:].cumsum_(0)
+    before = x.sum()
+    x.fill_(2)
+    x[1, :2] += x[0, 2:].clone()
+    return before, x.view_as(x), x + 1
+
+
 def returns_views_of_equal_expanded_results(x):
     return (x[:1] * 2).expand(4, 4), (x[:1] * 2).expand(4, 4).t(), (x[:1] * 2).expand(4, 4).diagonal()
 
@@ -298,6 +313,8 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     of_nothing: lambda: (torch.zeros(0, 3),),
     of_a_scalar: lambda: (torch.tensor(1.5),),
     of_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
+    writes_to_rows_that_are_one: lambda: (torch.arange(4.0).expand(3, 4),),
+    fills_what_is_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
     returns_views_of_equal_expanded_results: lambda: (_x(),),
     finds_some_of_what_is_transposed: lambda: (_x().t(),),
     with_python_values: lambda: (_x(), 3, "text"),
@@ -468,3 +485,8 @@ def test_a_parameter_may_get_other_memory(other: Tensor, backend: str) -> None:
     compiled(x)
     module.weight.data = other
     torch.testing.assert_close(compiled(x), (module.weight * x).sin())
+
+
+def test_an_operator_that_writes_one_element_several_times_is_refused_as_in_eager(backend: str) -> None:
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        torch.compile(lambda x: x.add_(1), backend=backend)(torch.arange(4.0).expand(3, 4))

@@ -65,7 +65,7 @@ def both_(x: Tensor, y: Tensor) -> Tensor:
 
 @both_.register_fake
 def _(x: Tensor, y: Tensor) -> Tensor:
-    return torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=x.dtype, device=x.device)
+    return torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=torch.result_type(x, y), device=x.device)
 
 
 CORNER_NAMES: Mapping[str, object] = {"Scale": Scale, "Dirty": Dirty, "Two": Two}

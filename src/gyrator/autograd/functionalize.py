@@ -79,11 +79,14 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
     chain: list[tuple[Alias, Node]] = []
     link = alias
     value = build.converted(value, alias.node.meta["val"].dtype)  # its own: x.add_(float64), x.gt_(0)
-    while link.parent is not None and link.view is not None:
+    if repeats := bool(_repeated(alias.root.tensor)):  # an input that was expanded
+        chain.append((alias, value))
+        value = _scattered(chain, build, even=even)
+    while not repeats and link.parent is not None and link.view is not None:
         chain.append((link, value))
         old = read(link.parent, build)
         if (call := inverse(link.view, old, value)) is None:
-            value = _scattered(chain, link.view, build, even=even)
+            value = _scattered(chain, build, even=even)
             break
         value = _sized_like(_call_view(*call, {}, build), old, build)
         link = link.parent
@@ -99,30 +102,45 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
             written.node, written.generation = node, root.generation
 
 
-def _scattered(chain: list[tuple[Alias, Node]], view: View, build: GraphBuilder, *, even: bool) -> Node:
+def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bool) -> Node:
     """The root's new value, by a scatter to where the elements of a link lie, which undoes any view. The link is the
     first of the root's own type, or else of the last one's: those behind it may show an element in two places, as
     `expand` does. The chain ends with it.
 
     Raises: UnsupportedOperator for a type that the root cannot be viewed as, and an input whose offset varies."""
-    root = chain[0][0].root
+    root, view = chain[0][0].root, chain[-1][0].view
+    name = str(view.op) if view is not None else "an expanded input's"
     root.pinned = True
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
-        raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
+        raise UnsupportedOperator(name, "it writes to an input whose storage offset varies")
     whole = root.node.meta["val"]
     own, *kinds = [_kind(x) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
     kind = own if own in kinds else kinds[-1]
     if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
-        raise UnsupportedOperator(str(view.op), "it writes through a view of another type")
+        raise UnsupportedOperator(name, "it writes through a view of another type")
     del chain[kinds.index(kind) + 1 :]
     window, value = chain[-1]
     shown = window.node.meta["val"]
-    for dim in [dim for dim, step in enumerate(shown.stride()) if even and guard_or_false(step == 0)]:
-        value = _call_view(aten.slice.Tensor, (value, dim, 0, 1), {}, build)
+    value = _once(value, shown, build) if even else value
     places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
     memory = build.call(aten.view.dtype, (root.node, kind[0]), {}) if kind != own else root.node
-    value = _call_view(aten.as_strided_scatter.default, (memory, value, *places), {}, build)
-    return build.call(aten.view.dtype, (value, whole.dtype), {}) if kind != own else value
+    value = _call_view(aten.as_strided_scatter.default, (_once(memory, root.tensor, build), value, *places), {}, build)
+    value = build.call(aten.view.dtype, (value, whole.dtype), {}) if kind != own else value
+    return _call_view(aten.expand.default, (value, tuple(whole.shape)), {}, build) if _repeated(root.tensor) else value
+
+
+def _repeated(x: Tensor) -> list[int]:
+    """The dimensions along which a tensor shows the same elements."""
+    return [
+        dim for dim, step in enumerate(x.stride()) if guard_or_false(step == 0) and guard_or_false(x.shape[dim] > 1)
+    ]
+
+
+def _once(node: Node, like: Tensor, build: GraphBuilder) -> Node:
+    """A value without what a tensor of its size repeats."""
+    for dim in _repeated(like):
+        node = _call_view(aten.slice.Tensor, (node, dim, 0, 1), {}, build)
+    return node
 
 
 def _kind(x: Tensor) -> tuple[torch.dtype, bool, bool]:

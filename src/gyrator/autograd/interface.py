@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from gyrator.autograd.layout import copied
+from gyrator.ir.evaluate import copy_into
 
 GraphKind = Literal["inference", "forward", "backward"]
 Size = int | torch.SymInt
@@ -81,7 +82,7 @@ def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], inf
         with torch.no_grad():
             outputs = interpreter.boxed_run(args)
             for target, update in zip(targets, info.updates, strict=True):
-                target.copy_(outputs[update.output])
+                copy_into(target, outputs[update.output])
             promised = [s if s and all(type(step) is int for step in s) else None for s in info.strides]
             return [copied(x, s) if s else x for x, s in zip(outputs, promised, strict=True)]
 

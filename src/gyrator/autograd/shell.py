@@ -22,6 +22,7 @@ from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.views import View
+from gyrator.ir.evaluate import copy_into
 
 _NUMBERS = count()
 
@@ -54,7 +55,7 @@ class _Writer:
         for update in program.updates:
             target = self._input(update.input)
             if update.tracked:
-                self._lines.append(f"    {target}.copy_(results[{update.output}])")
+                self._lines.append(f"    {self._name(copy_into, 'copy_into')}({target}, results[{update.output}])")
             else:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         outputs = [self._value(source) for source in program.sources]

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
-from gyrator.ir.index import ONE, Index, Size, contiguous_strides, is_less, lower, product, substitute, upper
+from gyrator.ir.index import ONE, ZERO, Index, Size, contiguous_strides, is_less, lower, product, substitute, upper
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, output_values, shown_values, uses
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
@@ -244,8 +244,10 @@ class _Planner:
                 yield Allocate(moved[source])
                 yield Copy(full_view(moved[source]), full_view(source))
         for update in pending:
-            view = update.value
-            yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
+            view, into = update.value, full_view(update.target)
+            shape = tuple([ONE if step is ZERO else size for size, step in zip(into.shape, into.strides, strict=True)])
+            view = replace(view, value=moved.get(view.value, view.value), shape=shape)
+            yield Copy(replace(into, shape=shape), view)  # what an expanded input repeats is written once
         updates = self._program.updates
         values = (*(u.value.value for u in updates), *(u.target for u in updates), *moved.values())
         yield from (Free(v) for v in dict.fromkeys(values) if v not in self._outputs)
