@@ -117,6 +117,19 @@ def fills_what_is_expanded(x):
     return before, x.view_as(x), x + 1
 
 
+def splits_rows_that_are_written(x):
+    rows = x[1:]
+    part = rows.split(2, -1)[0]
+    rows.mul_(3)
+    part.mul_(2)
+    return part.sin(), rows.chunk(2, -1)[1] * 1
+
+
+def splits_what_was_put_into_rows(x):
+    rows = torch.slice_scatter(x[1:], x[1:, :2] * 2, -1, 0, 2)
+    return [part.sin() for part in rows.split(3, -1)]
+
+
 def returns_views_of_equal_expanded_results(x):
     return (x[:1] * 2).expand(4, 4), (x[:1] * 2).expand(4, 4).t(), (x[:1] * 2).expand(4, 4).diagonal()
 
@@ -313,6 +326,8 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     of_nothing: lambda: (torch.zeros(0, 3),),
     of_a_scalar: lambda: (torch.tensor(1.5),),
     of_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
+    splits_rows_that_are_written: lambda: (_x(),),
+    splits_what_was_put_into_rows: lambda: (_x(),),
     writes_to_rows_that_are_one: lambda: (torch.arange(4.0).expand(3, 4),),
     fills_what_is_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
     returns_views_of_equal_expanded_results: lambda: (_x(),),

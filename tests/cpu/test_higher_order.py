@@ -148,6 +148,13 @@ def custom_op_that_mutates(x: Tensor) -> tuple[Tensor, Tensor]:
     return y + 1, x * 1
 
 
+def custom_op_that_mutates_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x[1:]
+    part = rows.split(2, -1)[0]
+    bump(rows, 1.0)
+    return part.sin(), rows.diagonal() * 2
+
+
 LIBRARY = torch.library.Library("gyrator_lists", "FRAGMENT")
 LIBRARY.define("fill(Tensor x, Tensor(a!)[] outs, *, Tensor(b!)? last=None) -> ()")
 
@@ -215,8 +222,8 @@ def attention_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 RUN: list[Callable[..., Any]] = [
     cond, numbers_in_branches, loop, scanned, associative, mapped, mapped_over_a_list, subgraph, checkpointed,
     own_autograd_function, own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number,
-    custom_op_that_mutates, custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives,
-    flexible_attention, attention_with_divided_places, masked_attention, attention_of_columns,
+    custom_op_that_mutates, custom_op_that_mutates_rows, custom_op_that_fills_a_list, vmapped, gradient_inside,
+    second_derivatives, flexible_attention, attention_with_divided_places, masked_attention, attention_of_columns,
 ]  # fmt: skip
 TRAINED = [
     cond, numbers_in_branches, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,

@@ -92,9 +92,17 @@ class FakeResults:
 
 
 def _apart(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The results of a pure operator; new ones for those that torch states to be an operand, as of dropout in eval."""
+    """The results of a pure operator, in memory of their own: torch states some to be an operand, as of dropout in
+    eval, and others, as of `slice_scatter`, to begin where an operand does."""
     out = function(*args, **kwargs)
-    return tree_map_only(Tensor, lambda y: torch.empty_like(y) if any(y is x for x in args) else y, out)
+    return tree_map_only(Tensor, lambda y: torch.empty_like(y) if any(y is x for x in args) else owned(y), out)
+
+
+def owned(y: Tensor) -> Tensor:
+    """A tensor like one that begins within memory, at the beginning of its own."""
+    if y.layout is not torch.strided or (type(y.storage_offset()) is int and y.storage_offset() == 0):
+        return y
+    return y.new_empty_strided(y.shape, y.stride())
 
 
 def _key(value: Any) -> Any:

@@ -19,11 +19,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten, mapped
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
-from gyrator.autograd.fake_results import metadata_key
+from gyrator.autograd.fake_results import metadata_key, owned
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.inputs import of_subclass, overlapping, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
@@ -336,7 +337,7 @@ class Recorder(TorchDispatchMode):
     def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
         """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
         own = out if isinstance(out, tuple) else (out,)
-        written = [given.get(name) for name in how.written]
+        written = tree_map_only(Tensor, owned, [given.get(name) for name in how.written])
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, (*own, *written))
 
