@@ -484,24 +484,20 @@ def rows(
     keys = window(key, b, h // GROUPS)
     values = window(value, b, h // GROUPS)
     acc = tl.zeros((BLOCK_M, SPAN_E), tl.float32)
+    begin, end = seen(start, n, BLOCK_M, LOW, HIGH)
     if len(lists) > 2:
         count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
         acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, n, count, numbers,
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers,
             scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, MOVED_N, PLAIN, PRECISION,
         )  # fmt: skip
+    count, numbers = 0, 0
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
-        acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, n, count, numbers,
-            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
-        )  # fmt: skip
-    else:
-        begin, end = seen(start, n, BLOCK_M, LOW, HIGH)
-        acc = walk_columns(
-            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, begin, end, 0, 0,
-            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
-        )  # fmt: skip
+    acc = walk_columns(
+        acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, begin, end, count, numbers, scale,
+        score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, len(lists) > 0, OPEN, EVEN_N, MOVED_N, PLAIN, PRECISION,
+    )  # fmt: skip
     store_rows(window(results[0], b, h), results[0], start, m, acc * scale, E)
 
 
@@ -572,20 +568,16 @@ def columns(
         if len(lists) > 2:
             count, numbers = listed(lists[2], lists[3], b, head, first // SIDE_N)
             state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, m, count, numbers,
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, begin, end, count, numbers,
                 scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, True, EVEN_M, WHOLE, PLAIN, PRECISION,
             )  # fmt: skip
+        count, numbers = 0, 0
         if len(lists) > 0:
             count, numbers = listed(lists[0], lists[1], b, head, first // SIDE_N)
-            state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, m, count, numbers,
-                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
-            )  # fmt: skip
-        else:
-            state = walk_rows(
-                state, k, v, query, grad, sums, delta, b, head, j, m, n, begin, end, 0, 0,
-                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, False, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
-            )  # fmt: skip
+        state = walk_rows(
+            state, k, v, query, grad, sums, delta, b, head, j, m, n, begin, end, count, numbers, scale,
+            score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, len(lists) > 0, OPEN, EVEN_M, WHOLE, PLAIN, PRECISION,
+        )  # fmt: skip
     if d_key is not None:
         store_rows(window(d_key, b, kind), d_key, start, n, state[0] * scale, E, first - start, MOVED_N)
     if d_value is not None:
