@@ -31,6 +31,7 @@ template <int L, class Body> GY_FN void for_lanes(int64_t begin, int64_t end, co
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------
+template <int L> GY_FN Vec<bool, L> on(some_lanes<L> some) { return some.on; }
 template <int L> GY_FN Vec<bool, L> on(some_lanes<L> some, Vec<bool, L> m) { return logical_and(some.on, m); }
 
 template <int L, class T> GY_FN Vec<T, L> load(lanes<L>, const T* from) { return load<L>(from); }
@@ -226,40 +227,27 @@ GY_FN auto gather(Some some, const T* from, Vec<I, L> offset, Vec<bool, 1> m, T 
   return scalar(m) ? gather(some, from, offset) : broadcast<L>(other);
 }
 
-template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v) { store(to, v); }
-template <int L, class T> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v) { store(to, v, some.on); }
-template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v, Vec<bool, L> m) { store(to, v, m); }
-template <int L, class T> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v, Vec<bool, L> m) {
-  store(to, v, on(some, m));
+template <int L, class T, class... Mask> GY_FN void store(lanes<L>, T* to, Vec<T, L> v, Mask... m) {
+  store(to, v, m...);
 }
-template <int L, class T, class At> GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v) {
-  store_strided(to, at, v);
+template <int L, class T, class... Mask> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v, Mask... m) {
+  store(to, v, on(some, m...));
 }
-template <int L, class T, class At> GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v) {
-  store_strided(to, at, v, some.on);
+template <int L, class T, class At, class... Mask>
+GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Mask... m) {
+  store_strided(to, at, v, m...);
 }
-template <int L, class T, class At>
-GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
-  store_strided(to, at, v, m);
+template <int L, class T, class At, class... Mask>
+GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v, Mask... m) {
+  store_strided(to, at, v, on(some, m...));
 }
-template <int L, class T, class At>
-GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
-  store_strided(to, at, v, on(some, m));
+template <int L, class T, class I, class... Mask>
+GY_FN void scatter(lanes<L>, T* to, Vec<I, L> at, Vec<T, L> v, Mask... m) {
+  scatter(to, at, v, m...);
 }
-template <int L, class T, class I> GY_FN void scatter(lanes<L>, T* to, Vec<I, L> at, Vec<T, L> v) {
-  scatter(to, at, v);
-}
-template <int L, class T, class I>
-GY_FN void scatter(some_lanes<L> some, T* to, Vec<I, L> at, Vec<T, L> v) {
-  scatter(to, at, v, some.on);
-}
-template <int L, class T, class I>
-GY_FN void scatter(lanes<L>, T* to, Vec<I, L> at, Vec<T, L> v, Vec<bool, L> m) {
-  scatter(to, at, v, m);
-}
-template <int L, class T, class I>
-GY_FN void scatter(some_lanes<L> some, T* to, Vec<I, L> at, Vec<T, L> v, Vec<bool, L> m) {
-  scatter(to, at, v, on(some, m));
+template <int L, class T, class I, class... Mask>
+GY_FN void scatter(some_lanes<L> some, T* to, Vec<I, L> at, Vec<T, L> v, Mask... m) {
+  scatter(to, at, v, on(some, m...));
 }
 
 template <int L, class I>
@@ -393,13 +381,9 @@ GY_FN void combine(lanes<L>, T* to, Vec<I, L> offset, Vec<T, L> v, Vec<bool, L> 
   for (int i = 0; i < L; ++i)
     if (bits >> i & 1) combine_one<Op>(to + at.at[i], a.at[i], How());
 }
-template <class Op, class How, class T, class I, int L>
-GY_FN void combine(some_lanes<L> some, T* to, Vec<I, L> offset, Vec<T, L> v) {
-  combine<Op, How>(lanes<L>{}, to, offset, v, some.on);
-}
-template <class Op, class How, class T, class I, int L>
-GY_FN void combine(some_lanes<L> some, T* to, Vec<I, L> offset, Vec<T, L> v, Vec<bool, L> m) {
-  combine<Op, How>(lanes<L>{}, to, offset, v, on(some, m));
+template <class Op, class How, class T, class I, int L, class... Mask>
+GY_FN void combine(some_lanes<L> some, T* to, Vec<I, L> offset, Vec<T, L> v, Mask... m) {
+  combine<Op, How>(lanes<L>{}, to, offset, v, on(some, m...));
 }
 
 // ---- reducers over the lanes ------------------------------------------------------------------------------
