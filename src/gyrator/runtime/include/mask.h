@@ -18,16 +18,24 @@ template <Cmp C, class T> GY_FN auto compare_native(T a, T b) {
 }
 
 #if defined(GY_AVX512)
+// each(letter, width, type, name, scalar) with what instructions call a register V of integers of `size` bytes.
+#define GY_SIZES(size, each, width, type1, type2, type4, type8)                               \
+  if constexpr (size == 1) { each(b, width, type1, qi, char) }                                \
+  else if constexpr (size == 2) { each(w, width, type2, hi, short) }                          \
+  else if constexpr (size == 4) { each(d, width, type4, si, int) }                            \
+  else { each(q, width, type8, di, long long) }
+#define GY_INTEGERS(V, size, each)                                                            \
+  if constexpr (sizeof(V) == 64) { GY_SIZES(size, each, 512, v64qi, v32hi, v16si, v8di) }     \
+  else if constexpr (sizeof(V) == 32) { GY_SIZES(size, each, 256, v32qi, v16hi, v8si, v4di) } \
+  else { GY_SIZES(size, each, 128, v16qi, v8hi, v4si, v2di) }
+
+// What instructions call a comparison of floats, and one of integers.
+constexpr int float_codes[] = {0, 4, 17, 18, 30, 29}, integer_codes[] = {0, 4, 1, 2, 6, 5};
 // One register's comparison as bits. E: the element type.
 template <Cmp C, class E, class V> GY_FN uint64_t compare_bits(V a, V b) {
   constexpr int size = sizeof(E);
   if constexpr (is_float<E>) {
-    constexpr int p = C == Cmp::eq   ? 0
-                      : C == Cmp::ne ? 4
-                      : C == Cmp::lt ? 17
-                      : C == Cmp::le ? 18
-                      : C == Cmp::gt ? 30
-                                     : 29;
+    constexpr int p = float_codes[int(C)];
     if constexpr (size == 4) {
       if constexpr (sizeof(V) == 64)
         return uint16_t(__builtin_ia32_cmpps512_mask((v16sf)a, (v16sf)b, p, no_mask, current_rounding));
@@ -42,58 +50,23 @@ template <Cmp C, class E, class V> GY_FN uint64_t compare_bits(V a, V b) {
       else return uint8_t(__builtin_ia32_cmppd128_mask((v2df)a, (v2df)b, p, no_mask)) & 3;
     }
   } else {
-    constexpr int p = C == Cmp::eq   ? 0
-                      : C == Cmp::ne ? 4
-                      : C == Cmp::lt ? 1
-                      : C == Cmp::le ? 2
-                      : C == Cmp::gt ? 6
-                                     : 5;
+    constexpr int p = integer_codes[int(C)];
     constexpr uint64_t all =
         sizeof(V) / size == 64 ? ~uint64_t(0) : (uint64_t(1) << (sizeof(V) / size % 64)) - 1;
-#define GY_COMPARE(letter, width, type) \
+#define GY_COMPARE(letter, width, type, name, scalar) \
   return uint64_t(is_signed<E> ? __builtin_ia32_cmp##letter##width##_mask((type)a, (type)b, p, no_mask) \
                                : __builtin_ia32_ucmp##letter##width##_mask((type)a, (type)b, p, no_mask)) & \
          all;
-    if constexpr (sizeof(V) == 64) {
-      if constexpr (size == 1) { GY_COMPARE(b, 512, v64qi) }
-      else if constexpr (size == 2) { GY_COMPARE(w, 512, v32hi) }
-      else if constexpr (size == 4) { GY_COMPARE(d, 512, v16si) }
-      else { GY_COMPARE(q, 512, v8di) }
-    } else if constexpr (sizeof(V) == 32) {
-      if constexpr (size == 1) { GY_COMPARE(b, 256, v32qi) }
-      else if constexpr (size == 2) { GY_COMPARE(w, 256, v16hi) }
-      else if constexpr (size == 4) { GY_COMPARE(d, 256, v8si) }
-      else { GY_COMPARE(q, 256, v4di) }
-    } else {
-      if constexpr (size == 1) { GY_COMPARE(b, 128, v16qi) }
-      else if constexpr (size == 2) { GY_COMPARE(w, 128, v8hi) }
-      else if constexpr (size == 4) { GY_COMPARE(d, 128, v4si) }
-      else { GY_COMPARE(q, 128, v2di) }
-    }
+    GY_INTEGERS(V, size, GY_COMPARE)
 #undef GY_COMPARE
   }
 }
 
 // One register's select: `yes` where the bit is set.
 template <int size, class V> GY_FN V select_bits(uint64_t m, V yes, V no) {
-#define GY_SELECT(letter, width, type) \
+#define GY_SELECT(letter, width, type, name, scalar) \
   return (V)__builtin_ia32_blendm##letter##_##width##_mask((type)no, (type)yes, m);
-  if constexpr (sizeof(V) == 64) {
-    if constexpr (size == 1) { GY_SELECT(b, 512, v64qi) }
-    else if constexpr (size == 2) { GY_SELECT(w, 512, v32hi) }
-    else if constexpr (size == 4) { GY_SELECT(d, 512, v16si) }
-    else { GY_SELECT(q, 512, v8di) }
-  } else if constexpr (sizeof(V) == 32) {
-    if constexpr (size == 1) { GY_SELECT(b, 256, v32qi) }
-    else if constexpr (size == 2) { GY_SELECT(w, 256, v16hi) }
-    else if constexpr (size == 4) { GY_SELECT(d, 256, v8si) }
-    else { GY_SELECT(q, 256, v4di) }
-  } else {
-    if constexpr (size == 1) { GY_SELECT(b, 128, v16qi) }
-    else if constexpr (size == 2) { GY_SELECT(w, 128, v8hi) }
-    else if constexpr (size == 4) { GY_SELECT(d, 128, v4si) }
-    else { GY_SELECT(q, 128, v2di) }
-  }
+  GY_INTEGERS(V, size, GY_SELECT)
 #undef GY_SELECT
 }
 #endif
@@ -335,24 +308,16 @@ template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T 
     const auto* q = reinterpret_cast<const typename V::element*>(from);
 #if defined(GY_AVX512)
     if constexpr (V::lanes > 1) {
-#define GY_MASKED(name, width, scalar, type) \
+#define GY_LOAD(letter, width, type, name, scalar) \
   r.p[i] = (typename V::P)__builtin_ia32_loaddqu##name##width##_mask((const scalar*)(q + i * V::lanes), \
                                                                      (type)r.p[i], bits);
-#define GY_MASKED_WIDTHS(name, scalar, a, b, c)                             \
-  if constexpr (V::bytes == 64) { GY_MASKED(name, 512, scalar, a) }         \
-  else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
-  else { GY_MASKED(name, 128, scalar, c) }
       GY_UNROLL for (int i = 0; i < V::parts; ++i) {
         const uint64_t bits = part_bits<V>(m, i);
-        if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
-        else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
-        else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
-        else { GY_MASKED_WIDTHS(di, long long, v8di, v4di, v2di) }
+        GY_INTEGERS(typename V::P, sizeof(T), GY_LOAD)
       }
       return r;
     }
-#undef GY_MASKED
-#undef GY_MASKED_WIDTHS
+#undef GY_LOAD
 #elif defined(GY_AVX2)
     if constexpr (V::lanes > 1 && sizeof(T) >= 4) {
       const auto wide = convert<sint<sizeof(T)>>(m.m);
@@ -387,23 +352,17 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
 #if defined(GY_AVX512)
     if constexpr (V::lanes > 1) {
       auto* q = reinterpret_cast<typename V::element*>(to);
-#define GY_MASKED(name, width, scalar, type) \
+#define GY_STORE(letter, width, type, name, scalar) \
   __builtin_ia32_storedqu##name##width##_mask((scalar*)(q + i * V::lanes), (type)v.p[i], bits);
-#define GY_MASKED_WIDTHS(name, scalar, a, b, c)                             \
-  if constexpr (V::bytes == 64) { GY_MASKED(name, 512, scalar, a) }         \
-  else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
-  else { GY_MASKED(name, 128, scalar, c) }
       GY_UNROLL for (int i = 0; i < V::parts; ++i) {
         const uint64_t bits = part_bits<V>(m, i);
-        if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
-        else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
-        else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
-        else { GY_MASKED_WIDTHS(di, long long, v8di, v4di, v2di) }
+        GY_INTEGERS(typename V::P, sizeof(T), GY_STORE)
       }
       return;
     }
-#undef GY_MASKED
-#undef GY_MASKED_WIDTHS
+#undef GY_STORE
+#undef GY_INTEGERS
+#undef GY_SIZES
 #endif
     const uint64_t bits = mask_bits(m);
     const auto a = unpack(v);
