@@ -370,14 +370,10 @@ template <class From, int L> GY_FN Vec<float, L> f8_to_float(Vec<From, L> v) {
 }
 #endif
 
-// True where an instruction set has the step for 64-bit integers and floats.
-#if defined(GY_AVX512)
-constexpr bool has_int64_float = true;
-#else
-constexpr bool has_int64_float = false;
-#endif
+// Whether instructions make floats of 64-bit integers, and the reverse: those of AVX-512.
+constexpr bool has_int64_float = register_bytes == 64;
 
-#if defined(GY_SIMD) && !defined(GY_AVX512)
+#if defined(GY_AVX2)
 template <class P> GY_FN bool all_zero(P bits) {
   if constexpr (sizeof(P) == 32) return __builtin_ia32_ptestz256((v4di)bits, (v4di)bits);
   else return __builtin_ia32_ptestz128((v2di)bits, (v2di)bits);
@@ -426,18 +422,17 @@ template <int L> GY_FN Vec<int64_t, L> double_to_int64(Vec<double, L> v) {
 }
 #endif
 
-// One step between 64-bit integers and floats; a vector too short for registers goes lane by lane.
+// One step between 64-bit integers and floats.
 template <class To, class From, int L> GY_FN Vec<To, L> step_64(Vec<From, L> v) {
-  if constexpr (has_int64_float) return step<To>(v);
-#if defined(GY_SIMD) && !defined(GY_AVX512)
-  else if constexpr (Vec<To, L>::lanes == 1 || Vec<From, L>::lanes == 1) return convert_lanes<To>(v);
-  else if constexpr (same<To, double>) return int64_to_double(v);
-  else if constexpr (same<To, float>) return int64_to_float(v);
-  else if constexpr (same<From, float>) return float_to_int64(v);
-  else return double_to_int64(v);
-#else
-  else return convert_lanes<To>(v);
+#if defined(GY_AVX2)
+  if constexpr (Vec<To, L>::lanes > 1 && Vec<From, L>::lanes > 1) {
+    if constexpr (same<To, double>) return int64_to_double(v);
+    else if constexpr (same<To, float>) return int64_to_float(v);
+    else if constexpr (same<From, float>) return float_to_int64(v);
+    else return double_to_int64(v);
+  } else
 #endif
+    return step<To>(v);
 }
 
 template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) {

@@ -80,22 +80,16 @@ GY_REDUCER(Max, lowest_value<T>, maximum)
 GY_REDUCER(Min, highest_value<T>, minimum)
 #undef GY_REDUCER
 
-template <class T, int L> struct VAny {
-  static constexpr bool neutral = false;
-  Vec<bool, L> value = broadcast<L>(false);
-  GY_FN void update(Vec<bool, L> v) { value = logical_or(value, v); }
-  GY_FN void merge(const VAny& other) { update(other.value); }
+template <class T, int L, bool Every> struct VTruth {
+  static constexpr bool neutral = Every;
+  Vec<bool, L> value = broadcast<L>(neutral);
+  GY_FN void update(Vec<bool, L> v) { value = Every ? logical_and(value, v) : logical_or(value, v); }
+  GY_FN void merge(const VTruth& other) { update(other.value); }
   GY_FN Vec<bool, L> result() const { return value; }
-  GY_FN VAny<T, 1> across() const { return {{any(value)}}; }
+  GY_FN VTruth<T, 1, Every> across() const { return {{Every ? all(value) : any(value)}}; }
 };
-template <class T, int L> struct VAll {
-  static constexpr bool neutral = true;
-  Vec<bool, L> value = broadcast<L>(true);
-  GY_FN void update(Vec<bool, L> v) { value = logical_and(value, v); }
-  GY_FN void merge(const VAll& other) { update(other.value); }
-  GY_FN Vec<bool, L> result() const { return value; }
-  GY_FN VAll<T, 1> across() const { return {{all(value)}}; }
-};
+template <class T, int L> using VAny = VTruth<T, L, false>;
+template <class T, int L> using VAll = VTruth<T, L, true>;
 template <class T, int L> using Any = Across<VAny, T, L>;
 template <class T, int L> using All = Across<VAll, T, L>;
 
