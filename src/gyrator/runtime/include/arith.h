@@ -6,7 +6,6 @@
 
 namespace gy {
 
-
 // Arithmetic on 16-bit and 8-bit floats is float's, rounded after each operation.
 template <class T, class Op, class... V> GY_FN auto in_float(Op op, V... v) {
   return convert<T>(op(convert<float>(v)...));
@@ -247,7 +246,6 @@ template <class T, int L> GY_FN Vec<T, L> truncdiv(Vec<T, L> a, Vec<T, L> b) {
     else return convert<T>(safe);
   } else return map<T>(a, b, quotient_one<T>);
 }
-
 
 template <class T, int L> GY_FN Vec<T, L> integer_fmod(Vec<T, L> a, Vec<T, L> b) {
   return where(eq(b, broadcast<L>(T(0))), broadcast<L>(T(0)), sub(a, mul(truncdiv(a, b), b)));

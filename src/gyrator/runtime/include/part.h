@@ -46,32 +46,26 @@ template <class P, class... C> GY_FN P polynomial(P x, element<P> first, C... re
 }
 
 // The instruction's rule: b where a and b are equal or either is NaN.
-template <class P> GY_FN P max(P a, P b) {
+template <bool Largest, class P> GY_FN P extreme(P a, P b) {
 #if defined(GY_AVX512)
   if constexpr (sizeof(P) == 64 && of_float<P>)
-    return (P)__builtin_ia32_maxps512_mask((v16sf)a, (v16sf)b, v16sf{}, no_mask, current_rounding);
+    return (P)(Largest ? __builtin_ia32_maxps512_mask((v16sf)a, (v16sf)b, v16sf{}, no_mask, current_rounding)
+                       : __builtin_ia32_minps512_mask((v16sf)a, (v16sf)b, v16sf{}, no_mask, current_rounding));
   else if constexpr (sizeof(P) == 64)
-    return (P)__builtin_ia32_maxpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding);
+    return (P)(Largest ? __builtin_ia32_maxpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding)
+                       : __builtin_ia32_minpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding));
 #endif
 #if defined(GY_SIMD)
-  if constexpr (same<P, native<float, 8>>) return (P)__builtin_ia32_maxps256((v8sf)a, (v8sf)b);
-  if constexpr (same<P, native<double, 4>>) return (P)__builtin_ia32_maxpd256((v4df)a, (v4df)b);
+  if constexpr (same<P, native<float, 8>>)
+    return (P)(Largest ? __builtin_ia32_maxps256((v8sf)a, (v8sf)b) : __builtin_ia32_minps256((v8sf)a, (v8sf)b));
+  if constexpr (same<P, native<double, 4>>)
+    return (P)(Largest ? __builtin_ia32_maxpd256((v4df)a, (v4df)b) : __builtin_ia32_minpd256((v4df)a, (v4df)b));
 #endif
-  return a > b ? a : b;
+  if constexpr (Largest) return a > b ? a : b;
+  else return a < b ? a : b;
 }
-template <class P> GY_FN P min(P a, P b) {
-#if defined(GY_AVX512)
-  if constexpr (sizeof(P) == 64 && of_float<P>)
-    return (P)__builtin_ia32_minps512_mask((v16sf)a, (v16sf)b, v16sf{}, no_mask, current_rounding);
-  else if constexpr (sizeof(P) == 64)
-    return (P)__builtin_ia32_minpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding);
-#endif
-#if defined(GY_SIMD)
-  if constexpr (same<P, native<float, 8>>) return (P)__builtin_ia32_minps256((v8sf)a, (v8sf)b);
-  if constexpr (same<P, native<double, 4>>) return (P)__builtin_ia32_minpd256((v4df)a, (v4df)b);
-#endif
-  return a < b ? a : b;
-}
+template <class P> GY_FN P max(P a, P b) { return extreme<true>(a, b); }
+template <class P> GY_FN P min(P a, P b) { return extreme<false>(a, b); }
 // Into [low, high]; NaN stays.
 template <class P> GY_FN P clamp(P x, element<P> low, element<P> high) {
   return max(all<P>(low), min(all<P>(high), x));

@@ -87,12 +87,10 @@ template <int L> GY_FN Vec<uint32_t, L> words_of_run(int64_t seed, int64_t first
   const auto c = philox(seed, iota<L / 4>(first >> 2, 1));
   const auto a = join_words(c.w0, c.w1), b = join_words(c.w2, c.w3);
   W found;
-  constexpr int half = W::bytes / 8;
-  GY_EACH(V, if constexpr (W::parts == V::parts) found.p[i] = bits_as<typename W::P>(alternate<0>(a.p[i], b.p[i], indices<half>{}));
-             else {
-               found.p[2 * i] = bits_as<typename W::P>(alternate<0>(a.p[i], b.p[i], indices<half>{}));
-               found.p[2 * i + 1] = bits_as<typename W::P>(alternate<half>(a.p[i], b.p[i], indices<half>{}));
-             })
+  constexpr int half = W::bytes / 8, ratio = W::parts / V::parts;  // registers of words for one of counters
+  GY_EACH(V, found.p[ratio * i] = bits_as<typename W::P>(alternate<0>(a.p[i], b.p[i], indices<half>{}));
+             if constexpr (ratio == 2)
+               found.p[2 * i + 1] = bits_as<typename W::P>(alternate<half>(a.p[i], b.p[i], indices<half>{}));)
   return found;
 }
 #endif

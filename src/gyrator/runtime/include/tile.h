@@ -34,22 +34,15 @@ template <int S, class V, int N> GY_FN void transpose_rows(V (&row)[N]) {
 template <class T> GY_FN void transpose_tile(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
   constexpr int n = tile_side<T>;
 #if defined(GY_SIMD)
-  if constexpr (tile_in_registers<T> && sizeof(T) < 4) {
-    using E = uint<sizeof(T)>;
-    using Wide = native<uint32_t, n>;
-    Wide row[n];
+  if constexpr (tile_in_registers<T>) {
+    using E = pick<sizeof(T) < 4, uint<sizeof(T)>, T>;
+    using Row = native<pick<sizeof(T) < 4, uint32_t, T>, n>;
+    Row row[n];
     GY_UNROLL for (int i = 0; i < n; ++i)
-      row[i] = __builtin_convertvector(read_as<native<E, n>>((const E*)(from + i * from_stride)), Wide);
+      row[i] = __builtin_convertvector(read_as<native<E, n>>((const E*)(from + i * from_stride)), Row);
     transpose_rows<1>(row);
     GY_UNROLL for (int i = 0; i < n; ++i)
       *(native_unaligned<E, n>*)(to + i * to_stride) = __builtin_convertvector(row[i], native<E, n>);
-    return;
-  } else if constexpr (tile_in_registers<T>) {
-    using V = Vec<T, n>;
-    typename V::P row[n];
-    GY_UNROLL for (int i = 0; i < n; ++i) row[i] = load<n>(from + i * from_stride).p[0];
-    transpose_rows<1>(row);
-    GY_UNROLL for (int i = 0; i < n; ++i) store(to + i * to_stride, V{{row[i]}});
     return;
   }
 #endif
