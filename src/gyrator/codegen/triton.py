@@ -455,11 +455,9 @@ class Printer(Expressions):
             return
         variable = self.find(axis)
         assert variable is not None
-        extent = self.extents.get(axis) or self.index(axis.extent).text
-        text = f"{variable.text} < {extent}"
+        text = f"{variable.text} < {self.extents.get(axis) or self.index(axis.extent).text}"
         text = f"({variable.text} >= 0) & ({text})" if axis in self.shifted else text
-        ok = replace(variable, text=text, name=False)
-        self.bounds[axis] = self.named(ok, f"{variable.text}_ok")
+        self.bounds[axis] = self.named(replace(variable, text=text, name=False), f"{variable.text}_ok")
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
@@ -653,7 +651,6 @@ class Printer(Expressions):
 
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         axis, place = loop.axis, self.rank - 1
-        args = [self._broadcast(a, self._scope) for a in args] if self._split else args
         combine = _SCAN.get(carry.kind, carry.kind)
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
         texts = ", ".join(a.text for a in args)

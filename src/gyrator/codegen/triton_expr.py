@@ -412,14 +412,12 @@ def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Lo
     return last, {load for load, count in times.items() if count > 1}
 
 
-def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
-    """The parallel loops around everything, outermost first."""
-    found: list[Loop] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is LoopKind.PARALLEL:
-        found.append(body[0])
-        body = body[0].body
-    return tuple(found)
+def grid_loops(whole: Kernel | Loop) -> tuple[Loop, ...]:
+    """The parallel loops around everything inside, outermost first."""
+    match whole.body:
+        case (Loop(kind=LoopKind.PARALLEL) as loop,):
+            return loop, *grid_loops(loop)
+    return ()
 
 
 def reads_of(printer: Expressions, stage: Stage) -> list[str]:

@@ -14,10 +14,10 @@ ROWS = 12
 """Most rows of a table; the rest is counted."""
 
 
-def text(report: ReportData, width: int = 140) -> str:
+def text(report: ReportData) -> str:
     """All of a report that fits on a few screens."""
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=False)
+    console = Console(file=out, width=140, force_terminal=False)
     graphs = list(report.graphs())
     kernels = sum(len(graph.record.kernels) for graph in graphs)
     calls = sum(step.kind == "extern" for graph in graphs for step in graph.record.steps)

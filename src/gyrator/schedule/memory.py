@@ -218,8 +218,7 @@ class _Planner:
             parts, rows = self._joined[extern]
             yield from (Join(whole, tuple(parts), rows) for whole in extern.out if whole is not None)
             return
-        into = has_out_variant(extern)
-        into = into and (extern.op.startswith("aten.") or not self._life.forever.intersection(extern.out))
+        into = has_out_variant(extern) and (extern.op.startswith("aten.") or self._life.forever.isdisjoint(extern.out))
         if into:
             yield from (Allocate(v) for v in extern.out if v is not None)
         for old, new in extern.mutates:
