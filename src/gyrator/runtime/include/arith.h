@@ -138,21 +138,16 @@ template <int L> GY_FN Vec<bool, L> maximum(Vec<bool, L> a, Vec<bool, L> b) { re
 template <int L> GY_FN Vec<bool, L> minimum(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
 
 // ---- classification ---------------------------------------------------------------------------------------
-template <class T, int L> GY_FN Vec<bool, L> isnan(Vec<T, L> a) {
-  if constexpr (is_small<T>) return isnan(convert<float>(a));
-  else if constexpr (is_float<T>) return ne(a, a);
-  else return broadcast<L>(false);
-}
-template <class T, int L> GY_FN Vec<bool, L> isinf(Vec<T, L> a) {
-  if constexpr (is_small<T>) return isinf(convert<float>(a));
-  else if constexpr (is_float<T>) return eq(abs(a), broadcast<L>(infinity<T>));
-  else return broadcast<L>(false);
-}
-template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
-  if constexpr (is_small<T>) return isfinite(convert<float>(a));
-  else if constexpr (is_float<T>) return lt(abs(a), broadcast<L>(infinity<T>));
-  else return broadcast<L>(true);
-}
+#define GY_CLASS(name, of_float, of_integer)                              \
+  template <class T, int L> GY_FN Vec<bool, L> name(Vec<T, L> a) {        \
+    if constexpr (is_small<T>) return name(convert<float>(a));            \
+    else if constexpr (is_float<T>) return of_float;                      \
+    else return broadcast<L>(of_integer);                                 \
+  }
+GY_CLASS(isnan, ne(a, a), false)
+GY_CLASS(isinf, eq(abs(a), broadcast<L>(infinity<T>)), false)
+GY_CLASS(isfinite, lt(abs(a), broadcast<L>(infinity<T>)), true)
+#undef GY_CLASS
 
 // ---- minimum and maximum ----------------------------------------------------------------------------------
 // Register by register: the masks of several would be gathered first. The instruction gives its second operand where
@@ -184,6 +179,11 @@ template <class T, int L> GY_FN Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L
     GY_EACH(V, a.p[i] = part::fma(a.p[i], b.p[i], c.p[i]);)
     return a;
   }
+}
+// The same, rounded twice where a single instruction is missing.
+template <class T, int L> GY_FN Vec<T, L> multiply_add(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
+  if constexpr (register_bytes > 0) return fma(a, b, c);
+  else return add(mul(a, b), c);
 }
 template <class T, int L> GY_FN Vec<T, L> sqrt(Vec<T, L> a) {
   GY_SMALL_FLOATS(sqrt, a)

@@ -18,15 +18,6 @@ GY_FN int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit *
 
 constexpr int gemm_lanes = register_bytes > 0 ? register_bytes / 4 : 1;
 
-// a * b + c; rounded twice where a single instruction is missing.
-template <int L> GY_FN Vec<float, L> multiply_add(Vec<float, L> a, Vec<float, L> b, Vec<float, L> c) {
-#if defined(GY_SIMD)
-  return fma(a, b, c);
-#else
-  return add(mul(a, b), c);
-#endif
-}
-
 // ---- operands ---------------------------------------------------------------------------------------------
 // A matrix in memory: its i-th row (a right operand's column) has element k at[i * si + k * sk].
 template <class T> struct Lying {

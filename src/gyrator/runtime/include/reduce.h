@@ -296,8 +296,7 @@ template <class T, int L> struct VChunks {
     if (pending == 0) shift = middle.count > 0 ? middle.mean : total.count > 0 ? total.mean : v;
     const auto d = sub(v, shift);
     sum = add(sum, d);
-    if constexpr (register_bytes > 0) squares = fma(d, d, squares);
-    else squares = add(squares, mul(d, d));
+    squares = multiply_add(d, d, squares);
     if (__builtin_expect(++pending == full, 0)) flush();
   }
   GY_FN Moments<T, L> result() const {
@@ -366,8 +365,7 @@ template <int L> struct VWide {
     if (count++ == 0) shift = wide;
     const auto d = sub(wide, shift);
     sum = add(sum, d);
-    if constexpr (register_bytes > 0) squares = fma(d, d, squares);
-    else squares = add(squares, mul(d, d));
+    squares = multiply_add(d, d, squares);
   }
   GY_FN Moments<float, L> result() const {
     const auto mean = mul(sum, broadcast<L>(1.0 / double(count > 0 ? count : 1)));
