@@ -89,16 +89,11 @@ template <class P> GY_FN P sqrt(P a) {
 
 // Mode: 8 nearest even, 9 down, 10 up, 11 toward zero (the instruction's immediate, exceptions off).
 template <int Mode, class P> GY_FN P round_mode(P a) {
-  if constexpr (is_scalar<P> && of_float<P>)
-    return Mode == 8    ? __builtin_rintf(a)
-           : Mode == 9  ? __builtin_floorf(a)
-           : Mode == 10 ? __builtin_ceilf(a)
-                        : __builtin_truncf(a);
-  else if constexpr (is_scalar<P>)
-    return Mode == 8    ? __builtin_rint(a)
-           : Mode == 9  ? __builtin_floor(a)
-           : Mode == 10 ? __builtin_ceil(a)
-                        : __builtin_trunc(a);
+  if constexpr (is_scalar<P>)  // the compiler calls the function for floats where P is float
+    return Mode == 8    ? P(__builtin_rint(a))
+           : Mode == 9  ? P(__builtin_floor(a))
+           : Mode == 10 ? P(__builtin_ceil(a))
+                        : P(__builtin_trunc(a));
 #if defined(GY_AVX512)
   else if constexpr (sizeof(P) == 64 && of_float<P>)
     return (P)__builtin_ia32_rndscaleps_mask((v16sf)a, Mode, v16sf{}, no_mask, current_rounding);
