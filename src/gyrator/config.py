@@ -181,8 +181,7 @@ class Config:
 
         Raises:
             UnknownOption: a mode or option does not exist; the message lists those that do, with their types.
-            InvalidOption: a value has the wrong type or lies outside its range.
-        """
+            InvalidOption: a value has the wrong type or lies outside its range."""
         types = option_types()
         given = os.environ if env is None else env
         texts = {name: text for name in types if (text := given.get(env_name(name))) is not None}

@@ -114,7 +114,8 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
         raise UnsupportedOperator(name, "it writes to an input whose storage offset varies")
     whole = root.node.meta["val"]
-    own, *kinds = [_kind(x) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
+    views = [seen.node.meta["val"] for seen, _ in chain]
+    own, *kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (whole, *views)]  # how numbers are read from memory
     kind = own if own in kinds else kinds[-1]
     if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
         raise UnsupportedOperator(name, "it writes through a view of another type")
@@ -141,11 +142,6 @@ def _once(node: Node, like: Tensor, build: GraphBuilder) -> Node:
     for dim in _repeated(like):
         node = _call_view(aten.slice.Tensor, (node, dim, 0, 1), {}, build)
     return node
-
-
-def _kind(x: Tensor) -> tuple[torch.dtype, bool, bool]:
-    """How the numbers of a tensor are to be read from memory."""
-    return x.dtype, x.is_conj(), x.is_neg()
 
 
 def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:

@@ -50,7 +50,9 @@ class _Writer:
         self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")
-        for position, view in program.changes:  # first: the trace left the new values in these shapes
+        # views of what changes its shape are taken before it, and new values, which the trace left in it, come after it
+        outputs = [self._value(source) for source in program.sources if program.changes]
+        for position, view in program.changes:
             self._lines.append(f"    {self._call(view, self._input(position))}")
         for update in program.updates:
             target = self._input(update.input)
@@ -58,7 +60,7 @@ class _Writer:
                 self._lines.append(f"    {self._name(copy_into, 'copy_into')}({target}, results[{update.output}])")
             else:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
-        outputs = [self._value(source) for source in program.sources]
+        outputs = outputs or [self._value(source) for source in program.sources]
         self._lines += [f"    {self._input(k)}.data = {self._value(source)}" for k, source in program.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
         structure, leaves = program.structure, len(outputs)

@@ -69,8 +69,7 @@ def graph_key(
         about: what roles outputs have. Of a captured graph, which inputs require gradients, which share memory.
         captured: the inputs of a captured graph: fake tensors, sizes and scalars, one per placeholder.
         shape_env: what is known of the graph's symbols.
-        target: the compiler, its flags and the instruction set.
-    """
+        target: the compiler, its flags and the instruction set."""
     writer = _Writer(captured=captured is not None)
     try:
         if captured is None:

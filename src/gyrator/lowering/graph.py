@@ -42,8 +42,7 @@ class Lowered:
         program: the nests and calls.
         constants: the tensors it holds, by key.
         fallbacks: the operator of each extern call that stands for a node of the graph.
-        regions: the graphs that extern calls named ``gyrator.region_k.default`` run op by op.
-    """
+        regions: the graphs that extern calls named ``gyrator.region_k.default`` run op by op."""
 
     program: Program
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -70,8 +69,7 @@ def lower(
 
     Raises:
         UnsupportedOperator: an op that can neither be lowered nor called.
-        InternalCheckError: a lowering failed; names the node and the user's line.
-    """
+        InternalCheckError: a lowering failed; names the node and the user's line."""
     return _Lowering(graph, symbols, numerics, computed).run(name, updates)
 
 

@@ -25,8 +25,7 @@ class KernelFacts:
         numels: iterations along (innermost kept, other kept, reduced) axes.
         elements: what is written into memory. operations: arithmetic, roughly.
         read, written: bytes for each parameter.
-        strides: for each parameter the steps with which the loops around its store walk it, outermost first.
-    """
+        strides: for each parameter the steps with which the loops around its store walk it, outermost first."""
 
     kind: str
     vectorised: bool

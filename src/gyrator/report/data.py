@@ -18,8 +18,7 @@ class GraphReport:
         wrapper: where its program lies.
         builds: the compiler runs for its kernels.
         times: seconds of each launch and call of `record.steps`, on random inputs; () if not measured.
-        candidates: of the kernels among whose configs the fastest was chosen, by their names.
-    """
+        candidates: of the kernels among whose configs the fastest was chosen, by their names."""
 
     record: GraphRecord
     cached: bool

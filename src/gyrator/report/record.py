@@ -73,8 +73,7 @@ class GraphRecord:
         inputs, outputs: names of values.
         memory: bytes that the graph's own values hold after each step; `holders` are those at the peak.
         counters: as `Counters.about_code` writes them.
-        choices: what was chosen by measurement, and from what.
-    """
+        choices: what was chosen by measurement, and from what."""
 
     name: str
     kind: str

@@ -78,8 +78,7 @@ class GpuKernels:
         choices: where the choices among configs are kept; None: nowhere.
         rebuild: builds what a worker is asked for, or finds it in the store; None: it cannot.
         moved: where the user's places lie now.
-        tuned: told of every kernel whose configs were timed.
-    """
+        tuned: told of every kernel whose configs were timed."""
 
     folder: Path
     choices: Store | None = None

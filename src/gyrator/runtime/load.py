@@ -65,8 +65,7 @@ class Runtime:
         named: every launch is shown to profilers under the kernel's name.
         regions: what the wrapper calls by the names of graphs within the graph (branches, bodies of loops).
         gpu: its kernels that run on a GPU; None where they are found by the folder alone.
-        workspace: gives launches on a GPU memory beside their arguments.
-    """
+        workspace: gives launches on a GPU memory beside their arguments."""
 
     folder: Path
     pool: Pool | None
