@@ -411,6 +411,16 @@ def test_a_row_that_does_not_exist_is_an_error(n: int, step: int, backend: str) 
             compiled(torch.randn(4, 5), torch.tensor(n))
 
 
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_integers_are_not_divided_by_a_number_of_the_program_that_is_0(divide: Callable[..., Tensor], backend: str):
+    compiled = torch.compile(lambda x, n: divide(x, n - 5), backend=backend, dynamic=True)
+    numbers = torch.arange(-4, 4)
+    for n in (7, 2):
+        torch.testing.assert_close(compiled(numbers, n), divide(numbers, n - 5))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(numbers, 5)
+
+
 def test_a_graph_that_takes_sizes_alone(backend: str) -> None:
     """Its symbols are those of capture, though no tensor brings them: torch's cache of fake results met others."""
 
