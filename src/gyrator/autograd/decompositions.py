@@ -47,7 +47,7 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu silu_backward sinc softplus softplus_backward softshrink "
     "special_entr special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
     "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
     "soft_margin_loss "
     # normalisation
@@ -99,9 +99,9 @@ _REFUSES: Mapping[Any, Callable[[Sequence[torch.dtype]], bool]] = {
     **dict.fromkeys((aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor), lambda of: of[-1].is_floating_point),
     **dict.fromkeys(_SHIFTS, lambda of: of[-1].is_floating_point or of[-1] == torch.bool),
 }
-_PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward")
+_PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward binary_cross_entropy")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
-_NAN_TO_NUM, _NORM, _EMBEDDING = [_TORCHS[op] for op in _PARTLY]
+_NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY = [_TORCHS[op] for op in _PARTLY]
 
 
 def stays_whole(node: Node) -> bool:
@@ -147,11 +147,17 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
 def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
     """The operator itself, but that eager refuses to divide integers by zero on a processor."""
     result: Tensor = op(x, y, **mode)
-    if not (isinstance(y, Tensor) or torch_compat.in_bounds(y != 0)):
-        y = x.new_full((), y)
+    y = y if isinstance(y, Tensor) or torch_compat.in_bounds(y != 0) else x.new_full((), y)
     if isinstance(y, Tensor) and y.is_cpu and not (result.is_floating_point() or is_empty(result)):
         aten._assert_async.msg((y != 0).all(), "ZeroDivisionError")
     return result
+
+
+def _probabilities(p: Any) -> Any:
+    """`p`, but that eager refuses, on a processor, elements that are no probabilities."""
+    if isinstance(p, Tensor) and p.is_cpu:
+        aten._assert_async.msg(((p >= 0) & (p <= 1)).all(), "all elements of input should be between 0 and 1")
+    return p
 
 
 def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
@@ -302,7 +308,7 @@ def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Gene
     """bernoulli(x, p) → (rand < p) as x's dtype; p is x if not given. Whole with a generator of the user's own."""
     if generator is not None:
         return NotImplemented
-    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < (x if p is None else p)).to(x.dtype)
+    return (_drawn_like(aten.rand.default, x, dtype=torch.float32) < _probabilities(x if p is None else p)).to(x.dtype)
 
 
 def _drawn_like(draw: OpOverload, x: Tensor, **of: Any) -> Tensor:
@@ -335,6 +341,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **NORMS,
     **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
+    aten.binary_cross_entropy.default: lambda x, *more: _CROSS_ENTROPY(_probabilities(x), *more),
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.linalg_vector_norm.default: partial(counted_from_0, _NORM),

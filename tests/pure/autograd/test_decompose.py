@@ -327,6 +327,16 @@ def test_divisions_that_give_fractions_may_be_by_zero() -> None:
     same_as_eager(lambda x, y: (x % y, x // y), WHOLE_NUMBERS.float(), ZEROS, backward=False)
 
 
+@pytest.mark.parametrize("of", [torch.bernoulli, lambda p: F.binary_cross_entropy(p, p.detach().round())])
+@pytest.mark.parametrize("wrong", [-0.5, 1.5, torch.nan])
+def test_what_is_no_probability_is_refused(of: Callable[[Tensor], Tensor], wrong: float) -> None:
+    run, _ = compiled(of)
+    assert run(torch.tensor([0.0, 1.0])).count_nonzero() == of(torch.tensor([0.0, 1.0])).count_nonzero()
+    for refuses in (of, run):
+        with pytest.raises(RuntimeError, match=r"between 0 and 1|p_in >= 0"):
+            refuses(torch.tensor([0.5, wrong]))
+
+
 def test_linspace_of_integers_is_eagers() -> None:
     def lines(x: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.linspace(a, b, n, dtype=torch.int64) + x for a, b, n in LINES)
