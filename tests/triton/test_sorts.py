@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Callable[..., Any], Tensor]] = {
     "one row": (lambda x: x.sort(stable=True), numbers(50)),
     "with neighbours": (lambda x: ((y := (x * 2).sort(dim=-1, stable=True))[0] + 1, y[1] * 3), numbers(5, 37)),
     "argsort": (lambda x: x.argsort(dim=-1, stable=True), numbers(5, 37)),
+    "constants": (lambda x: (torch.ones_like(x).sort(stable=True)[1], x.sort(stable=True)[0]), numbers(5, 37)),
     "largest": (lambda x: x.topk(4)[0], numbers(6, 30)),
     "smallest": (lambda x: x.topk(3, dim=0, largest=False)[0], numbers(12, 5)),
 }

@@ -72,9 +72,7 @@ class GraphBuilder:
         """`value` with each tensor replaced by the shared fake tensor of equal metadata."""
         if isinstance(value, Tensor):
             return self.results.shared(value)
-        if isinstance(value, (tuple, list)):
-            return tuple(self.metadata(item) for item in value)
-        return value
+        return tuple(self.metadata(item) for item in value) if isinstance(value, (tuple, list)) else value
 
     def converted(self, node: Node, dtype: torch.dtype) -> Node:
         """A value in another dtype."""

@@ -128,8 +128,7 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hint = "set torch._dynamo.config.trace_autograd_ops = True, so that torch.autograd.grad is compiled along"
-        raise UnsupportedInput("a second derivative", hint=hint)
+        raise UnsupportedInput("a second derivative", hint="set torch._dynamo.config.trace_autograd_ops = True")
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:

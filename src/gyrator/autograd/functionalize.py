@@ -114,8 +114,7 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
         raise UnsupportedOperator(name, "it writes to an input whose storage offset varies")
     whole = root.node.meta["val"]
-    views = [seen.node.meta["val"] for seen, _ in chain]
-    own, *kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (whole, *views)]  # how numbers are read from memory
+    own, *kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
     kind = own if own in kinds else kinds[-1]
     if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
         raise UnsupportedOperator(name, "it writes through a view of another type")

@@ -679,7 +679,7 @@ class Printer(Expressions):
 
     def _sort(self, update: Update, kind: str, axis: Axis) -> None:
         """Sort rows that a tile covers, with where elements were; what is outside the row comes last."""
-        row = self._broadcast(self.value(update.args[0]), self._scope)
+        row = self._broadcast(self._element(update.args[0], update.args[0].dtype, None, axis), self._scope)
         inside = self.bounds[axis].text if axis in self.bounds else "True"
         names = [self.names.fresh("sorted"), self.names.fresh("position")]
         self.emit(f"{', '.join(names)} = rt.sort({row.text}, {inside}, {kind != 'sort'})")

@@ -75,9 +75,7 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
 
 def element(operand: Operand, where: Coords, dtype: torch.dtype) -> Expr:
     """The operand's element at ``where`` as ``dtype``."""
-    if isinstance(operand, TensorRef):
-        return cast(operand.load(where), dtype)
-    return number(operand, dtype)
+    return cast(operand.load(where), dtype) if isinstance(operand, TensorRef) else number(operand, dtype)
 
 
 def number(value: Expr | Index | Scalar, dtype: torch.dtype) -> Expr:

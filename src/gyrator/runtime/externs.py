@@ -46,9 +46,7 @@ def checked(
     if isinstance(result, torch.Tensor):
         result = as_reals(result) if result.is_complex() else result
         if result.shape == shape and result.dtype == dtype:
-            if strides is None or result.stride() == strides:
-                return result
-            return restrided(result, strides)
+            return result if strides is None or result.stride() == strides else restrided(result, strides)
         got = f"{result.dtype} of shape {tuple(result.shape)}"
     elif isinstance(result, (list, tuple)) and len(result) == 1:
         return checked(result[0], shape, strides, dtype, op)
