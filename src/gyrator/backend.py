@@ -40,8 +40,11 @@ from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
 
-NO_BACKWARD = "modified by an inplace operation", "derivative for ", "no autograd formula was registered"
-"""Of what torch says where a program has no backward, which eager raises when that is asked for."""
+NO_BACKWARD = (
+    "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex",
+)  # fmt: skip
+"""Of what torch says where a program has no backward, which eager raises when that is asked for, or fakes have none."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -63,7 +66,7 @@ def compile_program(
     except RuntimeError as error:
         if not any(text in str(error) for text in NO_BACKWARD):
             raise
-        warn(f"{name} runs uncompiled, and its backward cannot run: {error}", GyratorWarning, stacklevel=2)
+        warn(f"{name} runs uncompiled, as its backward cannot be traced: {error}", GyratorWarning, stacklevel=2)
         return gm.forward
 
     def complete() -> Traced:

@@ -300,11 +300,41 @@ def test_a_program_whose_backward_cannot_run_computes_its_results(backend: str) 
         return y.div_(y.abs() + 1)
 
     x = torch.randn(6, 2, requires_grad=True)
-    with pytest.warns(GyratorWarning, match="runs uncompiled, and its backward cannot run"):
+    with pytest.warns(GyratorWarning, match="runs uncompiled, as its backward cannot be traced"):
         found = torch.compile(overwritten, backend=backend)(x)
     torch.testing.assert_close(found, overwritten(x))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.sum().backward()
+
+
+def choice_of_complex(x: Tensor) -> Tensor:
+    return torch.where(x > 0, torch.view_as_complex(torch.stack([x, x], -1)), x)
+
+
+def mean_of_few(x: Tensor) -> Tensor:
+    return x.scatter_reduce(0, torch.tensor([[0, 1]]), x.sin(), "mean")
+
+
+@pytest.mark.parametrize("program", [choice_of_complex, mean_of_few])
+def test_a_program_whose_backward_makes_no_gradient_of_its_argument_computes_its_results(
+    program: Callable[[Tensor], Tensor], backend: str
+) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(GyratorWarning, match="its backward cannot be traced"):
+        torch.testing.assert_close(torch.compile(program, backend=backend)(x), program(x))
+
+
+def test_a_view_that_was_taken_before_its_base_was_transposed_has_gradients(backend: str) -> None:
+    """Autograd derives it anew, where tensors are fakes as a part of the transposed."""
+
+    def rows_of_the_first_shape(x: Tensor) -> Tensor:
+        y = x * 2
+        rows = y[1:]
+        y.t_()
+        return rows.sin()
+
+    with pytest.warns(GyratorWarning, match="its backward cannot be traced"):
+        check(rows_of_the_first_shape, (torch.randn(3, 4, requires_grad=True),), backend=backend, backward=True)
 
 
 def test_an_operator_without_a_derivative_computes_its_results(backend: str) -> None:
@@ -314,7 +344,7 @@ def test_an_operator_without_a_derivative_computes_its_results(backend: str) -> 
 
     doubled.register_fake(torch.empty_like)
     x = torch.randn(4, requires_grad=True)
-    with pytest.warns(GyratorWarning, match="its backward cannot run"):
+    with pytest.warns(GyratorWarning, match="its backward cannot be traced"):
         found = torch.compile(lambda x: doubled(x.sin()) + 1, backend=backend)(x)
     torch.testing.assert_close(found, x.sin() * 2 + 1)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
