@@ -322,3 +322,20 @@ def test_writes_through_a_view_of_another_type_are_of_that_type(backend: str) ->
 
     x = torch.randn(4, 4)
     assert torch.equal(torch.compile(filled, backend=backend)(x), filled(x))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[1:], lambda x: x.split(2, -1)[0]], ids=["slice", "split"])
+def test_views_of_a_parameter_that_is_written_without_gradients_can_be_returned(
+    view: Callable[[Tensor], Tensor], backend: str
+) -> None:
+    def halved(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = view(x)
+        x.mul_(0.5)
+        return part, part + 1
+
+    given = [torch.nn.Parameter(torch.arange(12.0).reshape(3, 4)) for _ in range(2)]
+    with torch.no_grad():
+        found, wanted = torch.compile(halved, backend=backend)(given[0]), halved(given[1])
+    assert [x.tolist() for x in (*found, given[0])] == [x.tolist() for x in (*wanted, given[1])]
+    assert found[0].data_ptr() == view(given[0]).data_ptr()
+    assert [x.requires_grad for x in found] == [x.requires_grad for x in wanted]

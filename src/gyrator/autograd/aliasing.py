@@ -159,9 +159,10 @@ class _Results:
 
         A detached tensor shares memory but not history: a write of what requires grad makes it and its views
         differentiable, whereas the gradients of what it was detached from do not see the write."""
+        grad = torch.is_grad_enabled()  # else `grad_fn` may raise: of views of what a write has changed
         while alias.parent is not None and alias.view not in (None, DETACH):
             tensors = self.recorder.tensors_of(alias)
-            if any(isinstance(x.grad_fn, BackwardCFunction) or x._backward_hooks for x in tensors):
+            if grad and any(isinstance(x.grad_fn, BackwardCFunction) or x._backward_hooks for x in tensors):
                 return alias
             alias = alias.parent
         return alias

@@ -131,9 +131,8 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
 
 def _repeated(x: Tensor) -> list[int]:
     """The dimensions along which a tensor shows the same elements."""
-    return [
-        dim for dim, step in enumerate(x.stride()) if guard_or_false(step == 0) and guard_or_false(x.shape[dim] > 1)
-    ]
+    steps = zip(x.stride(), x.shape, strict=True)
+    return [dim for dim, (step, size) in enumerate(steps) if guard_or_false(step == 0) and guard_or_false(size > 1)]
 
 
 def _once(node: Node, like: Tensor, build: GraphBuilder) -> Node:
