@@ -10,6 +10,7 @@ bfloat16 and float16 inputs are computed in float32 and rounded once, at the end
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -60,7 +61,7 @@ _FROM_TORCH = (
     # shapes
     "_reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed "
     "diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle pixel_unshuffle "
-    "roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy squeeze_copy stack t "
+    "roll rot90 select_backward slice_backward split split_with_sizes_copy squeeze_copy stack t "
     "t_copy transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy unfold_backward "
     "unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy reflection_pad1d "
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
@@ -341,6 +342,8 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **NORMS,
     **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
+    # slices: torch's table counts from where memory begins, and how a value lies in it is decided later
+    aten.split_with_sizes.default: lambda x, n, d=0: [*map(partial(x.narrow, d), accumulate((0, *n[:-1])), n)],
     aten.binary_cross_entropy.default: lambda x, *more: _CROSS_ENTROPY(_probabilities(x), *more),
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place

@@ -8,7 +8,7 @@ alias makes a new value of the root, by the inverses of the views; other aliases
     v.mul_(2)                          v1 = mul(v0, 2);  y1 = select_scatter(y0, v1, 0, 0)
     return y.sum()                     sum(y1)"""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,9 +66,8 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
         if alias.parent is None or alias.view is None:
             alias.node = root.node
         else:
-            view = _moved(alias.view, root)
-            node = _call_view(view.op, (read(alias.parent, build), *view.args), dict(view.kwargs), build)
-            alias.node = node if view.index is None else build.result(node, view.index)
+            node = viewed(alias.parent, alias.view, build)
+            alias.node = node if alias.view.index is None else build.result(node, alias.view.index)
         alias.generation = root.generation
     return alias.node
 
@@ -109,7 +108,7 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
 
     Raises: UnsupportedOperator for a type that the root cannot be viewed as, and an input whose offset varies."""
     root, view = chain[0][0].root, chain[-1][0].view
-    name = str(view.op) if view is not None else "an expanded input's"
+    name = str(view.op if view is not None else aten.expand.default)
     root.pinned = True
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
         raise UnsupportedOperator(name, "it writes to an input whose storage offset varies")
@@ -120,7 +119,7 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
         raise UnsupportedOperator(name, "it writes through a view of another type")
     del chain[kinds.index(kind) + 1 :]
     window, value = chain[-1]
-    shown = window.node.meta["val"]
+    shown = read(window, build).meta["val"]
     value = _once(value, shown, build) if even else value
     places = tuple(value.meta["val"].shape), tuple(shown.stride()), shown.storage_offset()
     memory = build.call(aten.view.dtype, (root.node, kind[0]), {}) if kind != own else root.node
@@ -150,12 +149,12 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
     return value
 
 
-def _moved(view: View, root: Root) -> View:
-    """`as_strided` counts from the start of the memory: the root's new values are the first in memory of their own."""
-    offset = view.args[2] if view.op is aten.as_strided.default and len(view.args) > 2 else None
-    if offset is None:
-        return view
-    return replace(view, args=(*view.args[:2], offset - root.tensor.storage_offset()))
+def viewed(parent: Alias, view: View, build: GraphBuilder) -> Node:
+    """A view of a present value. `as_strided` counts from the start of memory, where the root's new values begin."""
+    args = [*view.args]
+    if view.op is aten.as_strided.default and args[2:] not in ([], [None]) and parent.root.generation:
+        args[2] -= parent.root.tensor.storage_offset()
+    return _call_view(view.op, (read(parent, build), *args), dict(view.kwargs), build)
 
 
 def _call_view(op: Any, args: Args, kwargs: Kwargs, build: GraphBuilder) -> Node:

@@ -25,7 +25,7 @@ from gyrator import torch_compat
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, flatten, mapped
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import metadata_key, owned
-from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
+from gyrator.autograd.functionalize import Alias, Root, new_root, read, viewed, write
 from gyrator.autograd.inputs import of_subclass, overlapping, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import LIBRARY, launch
@@ -257,7 +257,8 @@ class Recorder(TorchDispatchMode):
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         view = View(func, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
-        node = read(parent, self.build) if func in IDENTITY_VIEWS else self._append(func, args, kwargs, out)
+        again = func in IDENTITY_VIEWS or (parent.root.generation and owned(source) is not source)
+        node = viewed(parent, view, self.build) if again else self._append(func, args, kwargs, out)
         if isinstance(out, Tensor):
             self._bind(out, Alias(parent.root, parent, view, node))
             return

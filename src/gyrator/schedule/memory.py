@@ -240,15 +240,13 @@ class _Planner:
             source = update.value.value
             if source in targets and source is not update.target and source not in moved:
                 moved[source] = replace(source, name=f"{source.name}_old")
-                yield Allocate(moved[source])
-                yield Copy(full_view(moved[source]), full_view(source))
+                yield from (Allocate(moved[source]), Copy(full_view(moved[source]), full_view(source)))
         for update in pending:
             view, into = update.value, full_view(update.target)
-            shape = tuple([ONE if step is ZERO else size for size, step in zip(into.shape, into.strides, strict=True)])
-            view = replace(view, value=moved.get(view.value, view.value), shape=shape)
-            yield Copy(replace(into, shape=shape), view)  # what an expanded input repeats is written once
-        updates = self._program.updates
-        values = (*(u.value.value for u in updates), *(u.target for u in updates), *moved.values())
+            dims = zip(into.shape, into.strides, strict=True)  # what an expanded input repeats is written once
+            shape = tuple([ONE if step is ZERO and is_less(ZERO, size) else size for size, step in dims])
+            yield Copy(replace(into, shape=shape), replace(view, value=moved.get(view.value, view.value), shape=shape))
+        values = (*(v for u in self._program.updates for v in (u.value.value, u.target)), *moved.values())
         yield from (Free(v) for v in dict.fromkeys(values) if v not in self._outputs)
 
 
