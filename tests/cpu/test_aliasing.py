@@ -533,6 +533,20 @@ def test_a_parameter_may_get_other_memory(other: Tensor, backend: str) -> None:
     torch.testing.assert_close(compiled(x), (module.weight * x).sin())
 
 
+def test_writes_to_windows_of_an_expanded_input_follow_each_other(backend: str) -> None:
+    """Also where torch's operator puts them into memory, whose results begin within it."""
+
+    def written(x: Tensor) -> Tensor:
+        window = x.select(2, -1)
+        window.add_(1)
+        window.mul_(2)
+        return window * 1
+
+    given = [torch.arange(15.0).reshape(3, 5, 1).expand(3, 5, 4)[1:, ::2] for _ in range(2)]
+    assert torch.equal(torch.compile(written, backend=backend)(given[0]), written(given[1]))
+    assert torch.equal(*given)
+
+
 def test_an_operator_that_writes_one_element_several_times_is_refused_as_in_eager(backend: str) -> None:
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
         torch.compile(lambda x: x.add_(1), backend=backend)(torch.arange(4.0).expand(3, 4))

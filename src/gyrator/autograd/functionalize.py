@@ -107,16 +107,15 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
     `expand` does. The chain ends with it.
 
     Raises: UnsupportedOperator for a type that the root cannot be viewed as, and an input whose offset varies."""
-    root, view = chain[0][0].root, chain[-1][0].view
-    name = str(view.op if view is not None else aten.expand.default)
+    root, view = chain[0][0].root, chain[-1][0].view or View(aten.expand.default, (), {})
     root.pinned = True
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
-        raise UnsupportedOperator(name, "it writes to an input whose storage offset varies")
+        raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
     whole = root.node.meta["val"]
     own, *kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (whole, *(seen.node.meta["val"] for seen, _ in chain))]
     kind = own if own in kinds else kinds[-1]
     if kind != own and (whole.itemsize != kind[0].itemsize or kind[0].is_complex or any((*own[1:], *kind[1:]))):
-        raise UnsupportedOperator(name, "it writes through a view of another type")
+        raise UnsupportedOperator(str(view.op), "it writes through a view of another type")
     del chain[kinds.index(kind) + 1 :]
     window, value = chain[-1]
     shown = read(window, build).meta["val"]

@@ -31,8 +31,7 @@ class GraphReport:
     def timed_steps(self) -> Iterator[tuple[StepRecord, float | None]]:
         """Launches and calls in order, each with its seconds where measured."""
         steps = [step for step in self.record.steps if step.kind != "copy"]
-        known = len(self.times) == len(steps)
-        yield from zip(steps, self.times if known else [None] * len(steps), strict=True)
+        yield from zip(steps, self.times if len(self.times) == len(steps) else [None] * len(steps), strict=True)
 
     def kernel_seconds(self) -> dict[str, float]:
         """Seconds of one launch of each kernel, the mean of its launches, where measured."""

@@ -10,11 +10,18 @@ from gyrator.errors import OutputMismatch, UnsupportedOperator
 from gyrator.ir.evaluate import as_reals
 from gyrator.torch_compat import reinterpret
 
+
+def _put(x: torch.Tensor, y: torch.Tensor, *places: Sequence[int] | int) -> torch.Tensor:
+    """`as_strided_scatter` into memory that begins with the result, as graphs count on it."""
+    made: torch.Tensor = torch.ops.aten.as_strided_scatter.default(x, y, *places)
+    return copied(made, made.stride()) if made.storage_offset() else made
+
+
 DIRECT: Mapping[str, Callable[..., object]] = {
     f"aten.{binding.__name__}.{overload}": binding
     for binding in (torch.mm, torch.addmm, torch.bmm, torch.baddbmm)
     for overload in ("default", "out")
-} | {"aten.convolution.default": torch.convolution}
+} | {"aten.convolution.default": torch.convolution, "aten.as_strided_scatter.default": _put}
 """Operators with a binding of the same arguments, which takes half as long (mm: 3.5 us against 6.7)."""
 
 

@@ -196,8 +196,7 @@ def _cost(height: int, rows: int, across: int, registers: int) -> float:
 
 def _block(extent: int, most: int, unit: int) -> int:
     """The size of equal blocks that are no longer than ``most`` but for rounding up to ``unit``."""
-    count = -(-extent // most)
-    return -(-extent // count // unit) * unit
+    return -(-extent // -(-extent // most) // unit) * unit
 
 
 def _share(columns: int, rows: int, threads: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
@@ -148,8 +148,7 @@ def _places(group: Group, position: int, value: Value) -> list[Indices]:
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
-    found = [load for load in member.loads if load.value is value]
-    return [member.read(load) for load in found[:4]]
+    return [member.read(load) for load in islice((load for load in member.loads if load.value is value), 4)]
 
 
 def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refused | None:

@@ -197,8 +197,7 @@ def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, i
 def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
     """(rows at once, warps) of a program that also sums down the columns, and keeps those sums in registers."""
     warp = 32 * 64 // item
-    warps = max(row // warp, 1)
-    return [(max(warp // (2 * row), 1), min(warps * more, 32)) for more in (1, 4)]
+    return [(max(warp // (2 * row), 1), min(max(row // warp, 1) * more, 32)) for more in (1, 4)]
 
 
 def _item(walk: _Walk) -> int:

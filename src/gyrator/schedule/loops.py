@@ -291,10 +291,8 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
 
 def _sheet_width(columns: int, parallel: int) -> int:
     """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the cores."""
-    if parallel >= FEW_ROWS:
-        return 4096
     share = -(-columns // FEW_ROWS)
-    return min(4096, max(256, -(-share // 64) * 64))
+    return 4096 if parallel >= FEW_ROWS else min(4096, max(256, -(-share // 64) * 64))
 
 
 def _tiled_rows(group: Group, found: list[Access]) -> Shape | None:

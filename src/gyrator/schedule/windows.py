@@ -59,8 +59,7 @@ def _fits(nest: Nest, root: Reduce, further: Set[Value]) -> bool:
 def overlap(load: Load, nest: Nest, root: Reduce) -> float:
     """In how many windows that are moved along a kept axis an element of what a load reads is; 0 if none are."""
     inner, kept = set(root.reduced), set(nest.axes)
-    slides = any(inner & i.axes() and kept & i.axes() for i in load.index)
-    return _uses(load, nest, root) if slides else 0
+    return _uses(load, nest, root) if any(inner & i.axes() and kept & i.axes() for i in load.index) else 0
 
 
 def _uses(load: Load, nest: Nest, root: Reduce) -> float:
