@@ -60,12 +60,12 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("program", "first", "second"), PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS])
 def test_derivatives_of_derivatives_are_those_of_eager(
-    program: Callable[..., Any], first: tuple[int, ...], second: tuple[int, ...], dynamic: bool
+    program: Callable[..., Any], first: tuple[int, ...], second: tuple[int, ...], dynamic: bool, backend: str
 ) -> None:
     if program is penalty and dynamic and torch.__version__ < "2.12":
         pytest.skip("torch 2.11 asks symbolic sizes of convolutions for numbers")
     arguments = [torch.randn(shape, requires_grad=True) for shape in (first, second)]
-    check(program, arguments, backend="gyrator", backward=True, dynamic=dynamic, fullgraph=True, seeds=(0, 1))
+    check(program, arguments, backend=backend, backward=True, dynamic=dynamic, fullgraph=True, seeds=(0, 1))
 
 
 def _trained(backend: str | None) -> list[Tensor]:
@@ -87,5 +87,5 @@ def _trained(backend: str | None) -> list[Tensor]:
     return [*losses, *(p.detach() for p in model.parameters())]
 
 
-def test_a_step_that_calls_backward_itself_trains_as_eager_does() -> None:
-    torch.testing.assert_close(_trained("gyrator"), _trained(None))
+def test_a_step_that_calls_backward_itself_trains_as_eager_does(backend: str) -> None:
+    torch.testing.assert_close(_trained(backend), _trained(None))
