@@ -202,6 +202,11 @@ class Config:
         Raises: RuntimeError for a user without a home."""
         return self.cache_dir or Path(platformdirs.user_cache_dir("gyrator", appauthor=False)).expanduser()
 
+    @property
+    def builders(self) -> int:
+        """How many kernels are built at once: as many as this process may use processors, if no option says."""
+        return self.build_threads or len(os.sched_getaffinity(0))
+
     def key(self) -> str:
         """A canonical text of the options on which generated code depends, for cache keys."""
         return ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.metadata["shapes_code"])

@@ -180,6 +180,8 @@ def compile_graph(
             entry = find(task.key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             return partial(_compiled, GraphCompiled(entry, True, session, moved=moved_places(entry, graph)), process)
+        if targets.gpu is not None:  # how many kernels there will be is a guess
+            process.workers.prepare(min(len(graph.graph.nodes) // 16, session.config.builders))
         return _build(task, *_lower_and_schedule(task))
     except ToolchainMissing as missing:
         session.warn(f"graphs run operator by operator: {missing}")

@@ -298,7 +298,7 @@ def images(s: Scope) -> str:
     corners = f", align_corners={s.rng.choice([True, False])}" if mode[:2] == "bi" else ""
     size = s.rng.choice([(3, 5), (8, 2), (1, 1), (9, 13)])
     groups = s.rng.choice([1, c])
-    turn = f"torch.eye(2, 3, dtype={source}.dtype)[None].expand(2, 2, 3) * 1.1"
+    turn = f"torch.eye(2, 3, dtype={source}.dtype)[None].expand(2, 2, 3) * 1.1 + 0.03"
     sampled, border = s.choose("bilinear", "nearest", "bicubic"), s.choose("zeros", "border", "reflection")
     return s.choose(
         f"F.max_pool2d({x}, {k}, {stride}, {min(pad, k // 2)}, ceil_mode={ceil})",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,24 @@ def resources(binary: Path) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     command = [str(tool), "--dump-resource-usage", str(binary)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_kernels_that_take_longest_are_built_first(
+    process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, begun = triton_build.build_binary, []
+
+    def noted(request: Mapping[str, Any], *rest: Any) -> triton_build.Built:
+        begun.append((request["source"].count("\n"), "gyrator.templates" in request["source"]))
+        return build(request, *rest)
+
+    monkeypatch.setattr(triton_build, "build_binary", noted)
+    module = nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 64, bias=False), nn.LayerNorm(64), nn.Softmax(0))
+    config = Config(cuda_capability=90, cache_dir=tmp_path, build_threads=1)
+    with torch.no_grad():
+        compiled(config, process, module.bfloat16(), torch.randn(8, 1024).bfloat16())
+    lines = [n for n, template in begun if not template]
+    assert begun[0][1] and len(lines) > 1 and lines == sorted(lines, reverse=True)
 
 
 def test_what_was_built_is_found_again_without_triton(process: Process, tmp_path: Path) -> None:

@@ -135,6 +135,4 @@ def inherited(meta: Meta, keys: Iterable[str] = ORIGIN_KEYS) -> dict[str, Any]:
 
 def flatten(value: Any) -> Sequence[Any]:
     """The leaves of nested tuples and lists."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in flatten(item)]
-    return [value]
+    return [leaf for item in value for leaf in flatten(item)] if isinstance(value, (tuple, list)) else [value]

@@ -128,7 +128,7 @@ class Tuner:
         entry = store.find(key, warn=lambda _: None)
         if entry is not None:
             return Choice(title, _ranked(candidates, entry.notes["trials"]), known=True)
-        built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.build_threads or os.cpu_count() or 1))
+        built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.builders))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
         try:

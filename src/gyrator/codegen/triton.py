@@ -118,10 +118,9 @@ def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
 
 
 def _best_even(kernel: Kernel, tiling: Tiling) -> frozenset[Atom]:
-    """Sizes that tell how far apart elements are of which a thread may move several neighbours at once, by what divides
-    these sizes.
+    """Sizes that tell how far apart elements are, of which a thread moves several at once if these can be divided.
 
-        x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0"""
+    x[768 * i + j] for i < s0: none      x[s0 * i + j] for j < s0: s0"""
     tiled, stages = {tile.axis for tile in tiling.tiles}, list(tree.walk_stages(kernel.body))
     reached = [x for x in (*tree.loads_in(kernel.body), *stages) if isinstance(x, Load | Store)]
     places = [p for x in reached if any(contiguous(p := x.value.position(x.index), axis) for axis in tiled)]

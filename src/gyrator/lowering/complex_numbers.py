@@ -110,9 +110,7 @@ def _converted(b: Builder, out: Meta, x: Any, *_: Any, **__: Any) -> Any:
     if out.dtype.is_complex:
         alike = isinstance(x, TensorRef) and x.dtype.is_complex
         return b.copy(x, out) if alike else _to_pairs(lambda pair: pair, b, out, x)
-    if out.dtype == torch.bool:
-        return _to_reals(_differ, b, out, x, 0)
-    return _to_reals(lambda pair: pair[0], b, out, x)
+    return _to_reals(_differ, b, out, x, 0) if out.dtype == torch.bool else _to_reals(lambda pair: pair[0], b, out, x)
 
 
 def _chosen(condition: Pair, x: Pair, y: Pair) -> Pair:

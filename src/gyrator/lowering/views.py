@@ -19,9 +19,7 @@ prims = torch.ops.prims
 
 def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
     """The elements of ``ref`` in row-major order under another shape of equally many elements."""
-    if shape == ref.shape:
-        return ref
-    return ref.view(shape, reshaped_coords(shape, view_coords(shape), ref.shape))
+    return ref if shape == ref.shape else ref.view(shape, reshaped_coords(shape, view_coords(shape), ref.shape))
 
 
 @lru_cache(maxsize=1024)
@@ -77,9 +75,7 @@ def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
     That it lies there before it is cut off is guarded where it can be: tracing has asked, too."""
     index = ZERO if start is None else as_index(start)
     index = index + size * clamp(-index, ZERO, ONE)  # one more size if it is negative
-    if all(map(b.symbols.nonnegative, (index, size - index))):
-        return index
-    return clamp(index, ZERO, size)
+    return index if all(map(b.symbols.nonnegative, (index, size - index))) else clamp(index, ZERO, size)
 
 
 def wrap(index: Index, size: Index) -> Index:

@@ -188,7 +188,7 @@ def start_build(
     for kernel in missing:
         store.remove(builder.kernel_key(kernel))  # where its library is gone
     session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
-    workers = session.config.build_threads or os.cpu_count() or 1
+    workers = session.config.builders
     launcher = LAUNCHER_SOURCE.read_text("utf-8")
     units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
     files = {key[:20]: finished(library) for key, library in libraries.items()}

@@ -5,7 +5,6 @@ its arguments, the GPU's capability, Triton's version, the device library. For s
 
 import importlib.metadata
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -121,12 +120,12 @@ def start_triton_build(
         requests |= zip(keys[-1], own, strict=True)
     known = {key: entry for key in requests if (entry := store.find(key, session.warn)) is not None}
     found: dict[str, Future[Built]] = {key: finished(entry) for key, entry in known.items()}
-    missing = [key for key in requests if key not in found]
+    missing = sorted(requests.keys() - found.keys(), key=lambda key: (-_effort(requests[key]), key))
     session.counters.add(Count.KERNELS_CACHED, len(found))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
     jobs = Jobs(workers.stop, session)
     if missing:
-        count = min(len(missing), MOST, session.config.build_threads or len(os.sched_getaffinity(0)))
+        count = min(len(missing), MOST, session.config.builders)
         workers.prepare(count)
         calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
         found |= jobs.start(calls, count)
@@ -137,6 +136,11 @@ def start_triton_build(
         return [(wanted, _usable(wanted, own, gpu)) for wanted, own in zip(kernels, built, strict=True)]
 
     return wait
+
+
+def _effort(request: Mapping[str, Any]) -> int:
+    """About how long a build takes, in lines, of which a template's loop stands for 60: the longest begin first."""
+    return request["source"].count("\n") + 60 * ("gyrator.templates" in request["source"])
 
 
 def _usable(wanted: Wanted, built: Sequence[Built], gpu: Gpu) -> dict[int, Entry]:

@@ -293,9 +293,7 @@ class Writer:
             at = self.memory(expr.value), self._position(expr.value, expr.index)
             return Load(*(self._near(*at) if expr.mask is None else at), expr.mask, expr.other)
         result = self._result(expr.value, *made, level)
-        if expr.mask is None:
-            return result
-        return op("where", expr.mask, result, Const(expr.other, result.dtype))
+        return result if expr.mask is None else op("where", expr.mask, result, Const(expr.other, result.dtype))
 
     def _blocked(self, expr: Expr) -> Expr | None:
         """A node other than a load, over the loops' axes."""
@@ -324,9 +322,8 @@ class Writer:
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(*self._near(self.memory(value), self._place(value, member)))
-        if isinstance(root, Scan):  # on a CPU; read where another value is computed again
-            return Load(*self._row(value))
-        return self._exprs(member, level)[k]
+        # a scan is read, on a CPU, where another value is computed again
+        return Load(*self._row(value)) if isinstance(root, Scan) else self._exprs(member, level)[k]
 
     def _result_of(self, value: Value) -> Expr:
         if self.shape.style is Style.SHEET:

@@ -32,8 +32,7 @@ def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Ne
 
 
 def _maker(view: View, made: Mapping[Value | None, Nest]) -> Nest | None:
-    """The nest that makes a view's value cheaply, from less than an element for each row and column, or from what such
-    nests make."""
+    """The nest that makes a view's value from less than an element for each row and column, or from what such make."""
     nest = made.get(view.value)
     if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest):
         return None
