@@ -135,6 +135,21 @@ def test_weights_of_bytes_lie_in_panels(options: dict[str, Any]) -> None:
     assert dumped(options, "*.cpp").count(", true> product") == 2
 
 
+def test_rows_of_a_weight_and_the_whole_of_it_have_panels_of_their_own(options: dict[str, Any]) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(128, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight + x[:, :64] @ self.weight[:64]
+
+    layer, x = Both(), torch.randn(32, 128)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(layer, backend="gyrator", options=options)(x), layer(x))
+    assert dumped(options, "*.cpp").count(", true> product") == 2
+
+
 def test_where_the_template_needs_no_trial_weights_are_packed(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

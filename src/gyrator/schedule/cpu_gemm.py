@@ -154,7 +154,7 @@ def packing_of(source: View, config: Config, cpu: Cpu) -> Packing:
     (k, n), dtype = source.shape, source.value.dtype
     width, unit = REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], cpu.unit(dtype)
     shape = ((n + (width - 1)) // width, (k + (unit - 1)) // unit * unit, as_index(width))
-    name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
+    name = "_".join(map(str, (source.value.name, "panels", width, k, n, source.offset, *source.strides)))
     value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))
     return Packing(value, source, width, cpu.group(dtype))
 
