@@ -210,8 +210,9 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
     with session.stage("schedule"):
         slower = slower_fusions(builder) if config.benchmark_fusion else None
         ask = tuner.ask if tuner else None
-        overlays = task.info.kind == "inference"
-        scheduled = schedule(lowered.program, session, targets.gpu, slower, ask, targets.cpu, overlays=overlays)
+        overlays, freed = task.info.kind == "inference", task.info.saved if task.info.kind == "backward" else 0
+        given = (lowered.program, session, targets.gpu, slower, ask, targets.cpu)
+        scheduled = schedule(*given, overlays=overlays, freed=freed)
         for op in called(lowered.fallbacks, scheduled):
             session.counters.add_extern(op)
     return lowered, scheduled, () if tuner is None else tuner.choices

@@ -56,7 +56,7 @@ def _without_trial(
     once, as they have few rows, compute it. With them what constants they read in panels."""
     packings: dict[Value, Packing] = {}
     units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
-    shown = shown_values(program)
+    shown, read = shown_values(program), {value for unit in units for value in uses_of(unit)}
     made = producers(units, shown, on_gpu=gpu is not None)
     for call, product in [(u, p) for u in units if isinstance(u, Extern) and (p := product_of(u)) is not None]:
         found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
@@ -73,7 +73,7 @@ def _without_trial(
             ways, packed = frozen(Templated(call, PANELS, configs, prologue=found), product.right, program, cpu)
             packings |= {p.value: p for p in packed}
         if ways.configs:
-            group = _follower(units, call, product)
+            group = _follower(units, call, product) if product.out in read else None
             _exchange(units, (*found, call, *(() if group is None else (group,))), (replace(ways, epilogue=group),))
     return tuple(units), tuple(packings.values())
 

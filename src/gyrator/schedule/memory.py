@@ -71,8 +71,7 @@ class _Planner:
     def __init__(
         self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None, overlays: bool
     ) -> None:
-        self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
-        self._in_place = in_place
+        self._program, self._units, self._rule, self._gpu, self._in_place = program, units, rule, gpu, in_place
         self._life = life_of(program, units)
         self._beside = _beside_largest(program, units, self._life) if overlays else set[Value]()
         collectives = [unit for unit in units if isinstance(unit, Extern) and unit.op.startswith(_COLLECTIVES)]
@@ -336,13 +335,14 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     return True
 
 
-def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
+def order_products(units: Sequence[Unit], program: Program, freed: int = 0) -> tuple[Unit, ...]:
     """Units with products moved up past neighbours where that holds less memory: what ends a large value goes first.
+    Of inputs, which the caller has, only the first ``freed`` end.
 
     dx = mm(g, w);  dw = mm(gᵀ, y)   →   dw = mm(gᵀ, y);  dx = mm(g, w)    # dx may take the place of y"""
-    order = list(units)
-    life = life_of(program, units)
-    last = {**life.last, **dict.fromkeys(life.forever, len(order))}
+    order, life = list(units), life_of(program, units)
+    given = (*program.constants, *(i.value for i in program.inputs[freed:] if i.value is not None))
+    last = {**life.last, **dict.fromkeys((*life.forever, *given), len(order))}
     for k in range(len(order) - 1):
         at = k
         while at >= 0 and _is_better(order[at + 1], order[at], at + 1, last):
@@ -366,6 +366,6 @@ def _is_product(unit: Unit) -> bool:
 
 def _most(first: Unit, second: Unit, end: int, last: dict[Value, int]) -> int:
     """Bytes that two units, run in this order, need at most at once beyond what is held before."""
-    ended = {v for v in uses_of(first) - uses_of(second) if last[v] in (end - 1, end)}
-    made = sum(map(bytes_of, defines_of(first)))
-    return max(made, made - sum(map(bytes_of, ended)) + sum(map(bytes_of, defines_of(second))))
+    ended = uses_of(first).difference(uses_of(second), defines_of(first))
+    made, more = (sum(bytes_of(v) for v in defines_of(u) if last.get(v, end) > end) for u in (first, second))
+    return max(made, made - sum(bytes_of(v) for v in ended if last[v] in (end - 1, end)) + more)

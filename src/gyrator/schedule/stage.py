@@ -101,11 +101,12 @@ def _ways(attend: Attend, config: Config, gpu: Gpu | None, cpu: Cpu | None) -> t
 
 def schedule(
     program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None, ask: Ask | None = None,
-    cpu: Cpu | None = None, *, overlays: bool = False,
+    cpu: Cpu | None = None, *, overlays: bool = False, freed: int = 0,
 ) -> Scheduled:  # fmt: skip
     """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
     ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates;
-    ``overlays`` are for graphs whose memory no other graph takes after them, as backward does forward's.
+    ``overlays`` are for graphs whose memory no other graph takes after them, as backward does forward's, whose first
+    ``freed`` inputs are forward's alone.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says)."""
     config = session.config
@@ -121,15 +122,12 @@ def schedule(
         made = {node.out[0]: node for node in program.nodes if isinstance(node, Nest)}
         units = tuple(attention_unit(u, rule, ways, made) if isinstance(u, Extern) else u for u in units)
     with session.stage("kernels and memory"):
-        units = order_products(units, program)
+        units = order_products(units, program, freed)
         overlays = overlays and config.inplace and gpu is None
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu, overlays=overlays)
-        if gpu is not None and config.combo_kernels:
-            plan = combine(plan)
-        if overlays:
-            plan = overlay(plan)
-        if gpu is not None and config.inplace:
-            plan = reuse(plan)
+        plan = combine(plan) if gpu is not None and config.combo_kernels else plan
+        plan = overlay(plan) if overlays else plan
+        plan = reuse(plan) if gpu is not None and config.inplace else plan
     if config.check != "off":
         with session.stage("check plan"):
             for kernel in plan.kernels:

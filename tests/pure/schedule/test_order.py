@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gyrator.config import Config
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.schedule.products import Templated
-from gyrator.schedule.stage import Scheduled
+from gyrator.schedule.stage import Scheduled, schedule
+from gyrator.session import Session
+from tests.pure.lowering.harness import lowered
 from tests.pure.schedule.harness import scheduled
 from tests.pure.schedule.test_prologue import on_processor
 
@@ -33,6 +36,23 @@ def test_a_weights_gradient_comes_before_what_takes_the_place_of_its_operand() -
 def test_products_that_end_nothing_stay_in_order() -> None:
     made = scheduled(lambda g, w, y: (torch.mm(g, w), torch.mm(g.t(), y), y + 1), (r(640, 32), r(32, 480), r(640, 480)))
     assert products(made) == [(640, 480), (32, 480)]
+
+
+def test_what_the_caller_has_does_not_end_here() -> None:
+    """Else gradients of weights larger than activations would wait for one another, up to the last layer's."""
+
+    def backward(g: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.mm(g.t(), y), torch.mm(g, w).relu()
+
+    args = r(16, 640), r(640, 480), r(16, 480)
+    assert products(scheduled(backward, args)) == [(640, 480), (16, 480)]
+
+
+def test_what_forward_saved_ends_at_its_last_use() -> None:
+    low = lowered(lambda y, g, w: (torch.mm(g, w), torch.mm(g.t(), y)), r(640, 480), r(640, 32), r(32, 480))
+    for freed, first in ((0, (640, 480)), (1, (32, 480))):
+        made = schedule(low.program, Session(Config(), torch.device("cpu")), freed=freed)
+        assert products(made)[0] == first
 
 
 def test_a_product_of_a_product_stays_behind_it() -> None:
