@@ -91,7 +91,7 @@ class Symbols:
             return self._rounded_quotient(name, expr.args[0])
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
             return None
-        if isinstance(expr, sympy.Mul) and (parts := expr.as_numer_denom())[1] != 1:  # exact, if it is an integer
+        if isinstance(expr, sympy.Mul | sympy.Add) and (parts := expr.as_numer_denom())[1] != 1:  # exact, if an integer
             return _floordiv(*map(self.from_sympy, parts)) if expr.is_integer else None
         rule = _RULES.get(name)
         return None if rule is None else rule(*[self.from_sympy(a) for a in expr.args])

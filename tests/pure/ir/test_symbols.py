@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._sympy.functions import Mod
 
 from gyrator.ir.index import Size, div_mod, evaluate, is_nonnegative
+from gyrator.ir.interp import derive
 from gyrator.ir.symbols import Symbols, hint_of, python_text
 
 
@@ -142,3 +143,10 @@ def test_a_remainder_of_a_difference_keeps_its_parentheses() -> None:
 def test_a_function_without_text_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="no Python text for unheard"):
         python_text(sympy.Function("unheard")(sympy.Symbol("s")))
+
+
+def test_a_sum_of_fractions_is_not_rounded_part_by_part() -> None:
+    symbols, s = Symbols(), sympy.Symbol("s0", integer=True, positive=True)
+    symbols.from_sympy((s + 1) / 2)
+    (derived,) = symbols.derived
+    assert [derive(derived.text, {Size("s0"): n}) for n in (3, 8)] == [2, 4]
