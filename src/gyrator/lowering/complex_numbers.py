@@ -119,15 +119,15 @@ def _chosen(condition: Pair, x: Pair, y: Pair) -> Pair:
 
 
 def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: Any, **kwargs: Any) -> Any:
-    """An operator that does the same to both parts, on pairs; its argument number ``dim`` counts dimensions."""
+    """The same for both parts, on pairs. Argument ``dim``, after the data, counts dimensions; if None, 1 is indices."""
 
     def of_pairs(number: int, arg: Any) -> Any:
         if number == dim:
             return mapped(arg, lambda d: dimension(d, len(out.shape)))
         return mapped(arg, lambda leaf: reals(leaf) if isinstance(leaf, TensorRef) and leaf.dtype.is_complex else leaf)
 
-    refs = [leaf for leaf in flatten(args) if isinstance(leaf, TensorRef)]
-    if (dim is not None and not refs[0].rank) or any(ref.dtype.is_floating_point for ref in refs):
+    data = [x for x in flatten(args[:dim] if dim else (args[0], *args[2:])) if isinstance(x, TensorRef)]
+    if (dim is not None and not data[0].rank) or not all(x.dtype.is_complex for x in data):
         return NotImplemented
     made = lowering(b, out.reals(), *[of_pairs(k, arg) for k, arg in enumerate(args)], **kwargs)
     return made if made is NotImplemented else _numbers(b, out, made)

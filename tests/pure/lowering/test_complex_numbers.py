@@ -68,6 +68,15 @@ def test_quotients_by_zero_infinity_and_what_has_no_square_are_eagers() -> None:
         torch.testing.assert_close(torch.view_as_real(made), torch.view_as_real(wanted), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float64])
+def test_what_joins_or_replaces_numbers_may_be_of_another_type(dtype: torch.dtype) -> None:
+    x, row = numbers(4, 5), torch.tensor([0, 1, 7, 1, 0]).to(dtype)
+    joined = ["aten.cat.default"]
+    check(lambda x, y: (torch.cat([y, x[0]]), torch.stack([x[0], y]), torch.cat([x, y[None]])), x, row, externs=joined)
+    replaced = ["aten.select_scatter.default", "aten.slice_scatter.default"]
+    check(lambda x, y: (x.select_scatter(y, 0, 2), x.slice_scatter(y[None], 0, 1, 2)), x, row, externs=replaced)
+
+
 def test_a_number_without_dimensions() -> None:
     check(lambda x: (x * 2j, x.conj() + 1, x.abs()), numbers())
 
