@@ -154,7 +154,7 @@ LOWERINGS: Family = {
     **rows(partial(_to_pairs, _product), "mul", "Tensor Scalar"),
     **rows(partial(_to_pairs, _quotient), "div", "Tensor Scalar"),
     **rows(lambda b, out, x: _to_pairs(_quotient, b, out, 1, x), "reciprocal"),
-    **rows(partial(_to_pairs, lambda x: _turned(op("exp", x[0]), x[1])), "exp"),
+    **rows(partial(_to_pairs, lambda x: _chosen((x[1], x[1]), _turned(e := op("exp", x[0]), x[1]), (e, x[1]))), "exp"),
     **rows(partial(_to_pairs, lambda size, angle: _turned(size[0], angle[0])), "polar"),
     **rows(partial(_to_pairs, lambda real, imaginary: (real[0], imaginary[0])), "complex"),
     **rows(lambda b, out, *given, **_: _to_pairs(lambda x: x, b, out, given[-1]), "full full_like scalar_tensor"),

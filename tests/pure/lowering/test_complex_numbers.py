@@ -68,6 +68,14 @@ def test_quotients_by_zero_infinity_and_what_has_no_square_are_eagers() -> None:
         torch.testing.assert_close(torch.view_as_real(made), torch.view_as_real(wanted), equal_nan=True)
 
 
+def test_the_exponential_of_a_real_number_is_one() -> None:
+    x = torch.tensor([complex(100, 0.0), complex(100, -0.0), complex(math.inf, 0), complex(-math.inf, 0), math.nan, 3])
+    for y in (x, torch.view_as_complex(torch.view_as_real(x).double() * 9)):
+        made, wanted = (torch.view_as_real(z) for z in (run(lowered(torch.exp, y), (y,)).outputs[0], y.exp()))
+        torch.testing.assert_close(made, wanted, equal_nan=True)
+        assert made[:2].signbit().tolist() == wanted[:2].signbit().tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float64])
 def test_what_joins_or_replaces_numbers_may_be_of_another_type(dtype: torch.dtype) -> None:
     x, row = numbers(4, 5), torch.tensor([0, 1, 7, 1, 0]).to(dtype)
