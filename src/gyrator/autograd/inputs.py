@@ -1,6 +1,6 @@
 """Fake inputs for a trace, from the captured graph and the example inputs, and what they share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,8 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
 
 def _lies_as(fake: Tensor, example: Tensor) -> bool:
     """Whether a fake tensor still lies so: `y = x.float(); y.t_()` has transposed the one of `x`, too, in capture."""
-    if fake.ndim != example.ndim:
-        return False
-    pairs = zip((*fake.shape, *fake.stride()), (*example.shape, *example.stride()), strict=True)
-    return not any(type(one) is int and one != other for one, other in pairs)
+    pairs = zip((*fake.shape, *fake.stride()), (*example.shape, *example.stride()), strict=False)
+    return fake.ndim == example.ndim and not any(type(one) is int and one != other for one, other in pairs)
 
 
 def has_subclasses(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -77,10 +75,13 @@ def has_subclasses(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     """Whether a tensor at one of the positions `written` shares memory with another of the tensors."""
-    tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
-    if len({value.untyped_storage()._cdata for value in tensors.values()}) == len(tensors):
+    storages = {at: value.untyped_storage()._cdata for at, value in enumerate(values) if isinstance(value, Tensor)}
+    if len({*storages.values()}) == len(storages):
         return False
-    return any(k != at and _meet(tensors[at], other) for at in tensors.keys() & written for k, other in tensors.items())
+    shared: dict[int, dict[int, Tensor]] = {}
+    for at, storage in storages.items():
+        shared.setdefault(storage, {})[at] = values[at]
+    return any(len(on) > 1 and _overlap(on, on.keys() & written) for on in shared.values())
 
 
 def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
@@ -98,20 +99,26 @@ def reaches_outside(view: Tensor, owner: Tensor) -> bool:
     return start < first or last < end
 
 
-def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may have memory in common: not where they interleave, as `x[:, :2]` and `x[:, 2:]` do. Where
-    sizes are symbolic, those on one storage are taken to."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
-        return False
-    places = (n for x in (one, other) for n in (*x.shape, *x.stride(), x.storage_offset()))
+def _overlap(tensors: Mapping[int, Tensor], written: Set[int]) -> bool:
+    """The same of several on one storage, which may be thousands of gradients. Those of symbolic sizes are taken to."""
+    places = (n for x in tensors.values() for n in (*x.shape, *x.stride(), x.storage_offset()))
     if any(type(number) is not int for number in places):
-        return True
-    (start, end), (first, last) = _span(one), _span(other)
-    if start >= last or first >= end:
-        return False
+        return bool(written)
+    before: list[tuple[int, int]] = []
+    for start, end, at in sorted((*_span(x), at) for at, x in tensors.items()):
+        before = [(last, other) for last, other in before if last > start]
+        if any(not written.isdisjoint((at, k)) and _meet(tensors[k], tensors[at]) for _, k in before):
+            return True
+        before.append((end, at))
+    return False
+
+
+def _meet(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors whose spans meet may have memory in common: not if they interleave, as `x[:, :2]`, `x[:, 2:]`."""
+    distance = _span(other)[0] - _span(one)[0]
     dims = sorted(zip(one.stride(), one.shape, other.shape, strict=False), reverse=True)
     alike = one.stride() == other.stride() and one.dtype == other.dtype
-    return not alike or _reached((first - start) // one.element_size(), [dim for dim in dims if dim[0]])
+    return not alike or _reached(distance // one.element_size(), [dim for dim in dims if dim[0]])
 
 
 def _reached(distance: int, dims: Sequence[tuple[int, int, int]]) -> bool:

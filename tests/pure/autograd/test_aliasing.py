@@ -244,6 +244,13 @@ def test_parts_of_equal_strides_overlap_where_they_have_an_element_in_common(
     assert overlapping(parts, [0]) == shared
 
 
+def test_parts_that_lie_apart_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers write thousands of parameters, whose gradients, or they, are parts of a few tensors."""
+    monkeypatch.setattr("gyrator.autograd.inputs._meet", None)
+    parts = [*torch.zeros(5000, 2), torch.ones(2)]
+    assert not overlapping(parts, range(len(parts)))
+
+
 IN_COMMON: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
     lambda y: (y, y),
     lambda y: (y[:2], y[:, 1:]),
