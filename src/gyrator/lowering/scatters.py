@@ -15,7 +15,7 @@ from gyrator.ir.expr import Expr, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
 from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
-from gyrator.lowering import views
+from gyrator.lowering import pointwise, views
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows, same_strides, strided
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
@@ -181,19 +181,20 @@ def _reduce(
     counts = _counts(b, wide, points, start=int(include_self)) if mean or not include_self else None
     if counts is not None and not include_self:
         neutral = constant(identity(STEP_OF[combine], wide.dtype), wide.dtype)
-        x = b.elementwise(wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), "start")
+        x = pointwise.LOWERINGS[aten.where.self](b, wide, counts, neutral, x)
     total = scatter(b, wide if mean else out, x, points, source, combine)
     if counts is None or not mean or total is NotImplemented:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
-    return b.elementwise(out, (total, counts), lambda t, n: op(division, t, op("maximum", n, like(n, 1))), "mean")
+    return b.elementwise(
+        out, (total, counts), lambda t, n: op(division, t, op("where", op("eq", n, like(n, 0)), like(n, 1), n)), "mean"
+    )
 
 
 def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
     """How often each element is written to, ``start`` included."""
-    whole_numbers = out.with_dtype(torch.int32 if out.dtype.is_floating_point else out.dtype)
-    none = b.full(whole_numbers, start, "none")
-    return scatter(b, whole_numbers, none, points, constant(1, whole_numbers.dtype), "add")
+    numbers = out.with_dtype(torch.int32)
+    return scatter(b, numbers, b.full(numbers, start, "none"), points, constant(1, torch.int32), "add")
 
 
 def _into_view(view: Lowering, b: Builder, out: Meta, x: TensorRef, source: TensorRef, *args: Any) -> Any:

@@ -56,6 +56,14 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("how", ["amax", "prod", "sum", "mean"])
+def test_more_writes_to_an_element_than_its_type_counts(how: str, dtype: torch.dtype) -> None:
+    at = torch.zeros(200 if dtype == torch.int8 else 256, dtype=torch.int64)
+    ones = torch.ones_like(at, dtype=dtype)
+    check(lambda t, s: t.scatter_reduce(0, at, s, how, include_self=False), torch.tensor([100, 7], dtype=dtype), ones)
+
+
 @pytest.mark.parametrize("write", ["index_add", "index_copy", "scatter", "index_put"])
 def test_writes_of_no_elements_of_a_flattened_source(write: str) -> None:
     def written(t: Tensor, none: Tensor, at: Tensor) -> Tensor:
