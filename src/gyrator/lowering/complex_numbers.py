@@ -4,7 +4,7 @@ a * b: complex64   →   v[i0, i1] = where(i1 < 1, a₀·b₀ − a₁·b₁, a�
 view_as_real, view_as_complex and what views either are index maps."""
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from gyrator.ir.index import ONE
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
-from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op
+from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op, promoting_like
 from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -62,7 +62,7 @@ def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: N
 
 
 def _to_reals(function: Callable[..., Expr], b: Builder, out: Meta, *operands: Number) -> TensorRef:
-    dtype = reduce(torch.promote_types, [x.dtype for x in operands if isinstance(x, TensorRef)]).to_real()
+    dtype = torch.result_type(promoting_like(operands[0]), promoting_like(operands[-1])).to_real()
     return b.pointwise(out, lambda at: function(*[_pair(x, at, compute_dtype(dtype)) for x in operands]))
 
 

@@ -33,7 +33,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def promoting_like(operand: Operand) -> torch.Tensor | Scalar:
+def promoting_like(operand: Operand | complex) -> torch.Tensor | Scalar | complex:
     """What torch promotes as it does the operand: a tensor with or without dimensions, or a number."""
     if isinstance(operand, TensorRef):
         return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")

@@ -85,6 +85,17 @@ def test_what_joins_or_replaces_numbers_may_be_of_another_type(dtype: torch.dtyp
     check(lambda x, y: (x.select_scatter(y, 0, 2), x.slice_scatter(y[None], 0, 1, 2)), x, row, externs=replaced)
 
 
+def test_comparisons_are_in_the_type_that_both_promote_to() -> None:
+    check(lambda n: (n == 1.5 + 0j, n == 1 + 0j, n != 1j), torch.tensor([1, -2, 0]))
+    check(lambda x, y: (x == y, y != x), torch.tensor([0.1 + 0j, 0.25], dtype=C64), torch.tensor(0.1 + 0j, dtype=C128))
+
+
+def test_exponentials_on_the_real_line_are_those_of_reals() -> None:
+    x = torch.tensor([complex(math.inf, 0), complex(math.nan, 0), complex(1, -0.0), complex(-1, 2)])
+    (made,) = run(lowered(torch.exp, x), (x,)).outputs
+    torch.testing.assert_close(torch.view_as_real(made), torch.view_as_real(x.exp()), equal_nan=True)
+
+
 def test_a_number_without_dimensions() -> None:
     check(lambda x: (x * 2j, x.conj() + 1, x.abs()), numbers())
 
