@@ -186,6 +186,12 @@ def test_exponents_that_change_have_derivatives(backend):
     count_compiles(lambda x, n: x**n + n**x + x.pow(exponent=n), calls, backend, dynamic=True)
 
 
+def test_exponents_without_derivatives_are_not_guarded(backend):
+    calls = [(torch.rand(3, 8), n) for n in (3, 2, 4, 5)]
+    allowed = count_compiles(lambda x, n: x**n, calls, "eager")
+    assert count_compiles(lambda x, n: x**n, calls, backend) <= allowed
+
+
 def test_a_float_that_sizes_are_made_of(backend):
     calls = [(torch.ones(3), f) for f in (0.5, 0.1, 0.55)]
     count_compiles(lambda x, f: x.sum() * int(f * 10) + torch.arange(0, 8 * f, f), calls, backend, dynamic=True)

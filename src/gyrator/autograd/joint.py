@@ -168,21 +168,20 @@ class _Runner(Interpreter):
             return self.env[node]
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         if self._fuses and isinstance(value, Tensor):
-            attended = attend(node, self.env, value, self._masks, self._attention)
+            call = partial(self.call_function, F.scaled_dot_product_attention, ())
+            attended = attend(node, self.env, value, self._masks, lambda **given: call(given))
             value = value if attended is None else attended
         if node.target is F.scaled_dot_product_attention:
             value = as_captured(value, node)
         self._masks.note(node, value)
         return value
 
-    def _attention(self, **given: Any) -> Tensor:
-        return self.call_function(F.scaled_dot_product_attention, (), given)
-
     def fetch_args_kwargs_from_env(self, n: Node) -> Any:
         """The arguments of a node. Torch's derivative of a power cannot ask whether a symbol is 0: it is guarded."""
         given = super().fetch_args_kwargs_from_env(n)
-        power = getattr(n.target, "__name__", n.target) in ("pow", "ipow", "pow_")
-        return pytree.tree_map_only(torch.SymInt, int, given) if power and torch.is_grad_enabled() else given
+        power = getattr(n.target, "__name__", n.target) in ("pow", "ipow", "pow_") and torch.is_grad_enabled()
+        power = power and any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(given))
+        return pytree.tree_map_only(torch.SymInt, int, given) if power else given
 
     def call_function(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         """A call; the body of an inlined higher-order operator runs in its place."""
