@@ -1,6 +1,5 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -178,9 +177,10 @@ def _differentiable(
 
     start_backward = partial(compiled, halves.backward, backward_info)
     started = None if lazy else start_backward()  # while forward's kernels are built
+    at_first_call = cache(lambda: start_backward()().call)
     return Differentiable(
         forward=started_forward().call,
-        backward=_lazy(lambda: start_backward()().call) if started is None else started().call,
+        backward=(lambda args: at_first_call()(args)) if started is None else started().call,
         results=len(roles.results),
         saved_values=halves.saved_values,
         numbers=halves.numbers,
@@ -206,17 +206,6 @@ def _completed(
             places = dict(zip(new, old, strict=True))
             return replace(found, tangents=tuple([replace(t, result=places[t.result]) for t in found.tangents]))
     raise InternalCheckError("complete backward", "it reads other values than forward saved")
-
-
-def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
-    compiled, lock = cache(compile_now), threading.Lock()
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        with lock:
-            ready = compiled()
-        return ready(args)
-
-    return call
 
 
 def _info(kind: GraphKind, joint: Joint, roles: JointGraph, graph: Graph, saved: int = 0) -> GraphInfo:

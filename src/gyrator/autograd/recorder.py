@@ -94,6 +94,7 @@ class Recorder(TorchDispatchMode):
         self.metadata_changes: list[tuple[Tensor, View]] = []
         self.moves: dict[int, tuple[Tensor, Root]] = {}
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
+        self._tensors: dict[Alias, list[Tensor]] = {}
         self._inputs: list[Node] = []
 
     def __torch_dispatch__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -200,10 +201,11 @@ class Recorder(TorchDispatchMode):
 
     def _bind(self, tensor: Tensor, alias: Alias) -> None:
         self._aliases[id(tensor)] = tensor, alias  # the tensor lives on: none other gets its id
+        self._tensors.setdefault(alias, []).append(tensor)
 
     def tensors_of(self, alias: Alias) -> list[Tensor]:
         """The tensor that has this alias; none if it took another shape in place."""
-        return [tensor for tensor, known in self._aliases.values() if known is alias]
+        return [tensor for tensor in self._tensors.get(alias, ()) if self.alias_of(tensor) is alias]
 
     def _results(self, node: Node, out: Any) -> None:
         if isinstance(out, Tensor):
