@@ -55,6 +55,23 @@ def test_a_frozen_network_reads_packed_weights_and_calls_no_library(autocast: bo
     assert dumped(options, "*.cpp").count(", true> product") == 2
 
 
+def test_what_the_caller_writes_into_views_of_frozen_values_is_not_seen_by_later_calls() -> None:
+    torch._dynamo.reset()
+    weight, x = nn.Parameter(torch.rand(4, 3)), torch.rand(2, 3)
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        wide = weight * 2
+        return x @ wide.t(), wide.t(), (weight + 1).split([1, 3])[1], weight.exp()[0]
+
+    compiled = gyrator.compile(views, options={"freezing": True})
+    with torch.no_grad():
+        for _ in range(2):
+            results = compiled(x)
+            torch.testing.assert_close(results, views(x))
+            for result in results:
+                result.zero_()
+
+
 def test_calls_with_frozen_weights_are_recorded_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA graphs, as if the processor were a GPU."""
     torch._dynamo.reset()

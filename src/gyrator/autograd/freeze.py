@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node, map_arg
 
+from gyrator.autograd.partition.recompute import Cost, cost
+
 MOST_GROWTH = 2
 """How many times larger than its operands a result may be: what is only repeated is cheaper made anew."""
 LEAST = 65536
@@ -36,13 +38,18 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
             with graph.inserting_after(node):
                 constant = graph.get_attr(f"frozen_{len(held)}")
             constant.meta = dict(node.meta)
-            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output")
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: not _is_shown(user))
             held[constant] = known[node]
     for node in reversed(list(graph.nodes)):
         if not node.users and (node in held or (node in known and node.op != "placeholder")):
             held.pop(node, None)
             graph.erase_node(node)
     return {str(constant.target): value for constant, value in held.items()}
+
+
+def _is_shown(node: Node) -> bool:
+    """Whether a node is the output, or a view that goes there."""
+    return node.op == "output" or (cost(node) is Cost.VIEW and any(map(_is_shown, node.users)))
 
 
 def _is_made_of_bytes(node: Node) -> bool:

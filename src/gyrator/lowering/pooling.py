@@ -34,9 +34,6 @@ Sizes = Sequence[int] | int
 Layout: TypeAlias = "Callable[..., Windows | None]"
 """(pooled dimensions of the input, of the output, the operator's options) → its windows, or None for the library."""
 
-Pool = Callable[..., Any]
-"""The lowering of a pooling operator after its windows."""
-
 NOWHERE = 1 << 62
 """The position of what lies outside the input: among equal values the smallest position wins."""
 
@@ -204,7 +201,9 @@ def _quotient(total: Expr, count: Index) -> Expr:
     return op("div" if total.dtype.is_floating_point else "truncdiv", total, number(count, total.dtype))
 
 
-def _pool(pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, x: TensorRef, *rest: Any) -> Any:
+def _pool(
+    pool: Lowering, layout: Layout, rank: int, backward: bool, b: Builder, out: Any, x: TensorRef, *rest: Any
+) -> Any:
     """``rest``: for ``backward`` the forward's input, then the options, then for that of a maximum its indices."""
     shapes = x.shape[-rank:], (out[0] if isinstance(out, tuple) else out).shape[-rank:]
     tensors = [r for r in rest if isinstance(r, TensorRef)]
@@ -213,7 +212,7 @@ def _pool(pool: Pool, layout: Layout, rank: int, backward: bool, b: Builder, out
     return NotImplemented if windows is None else pool(windows, b, out, x, *tensors[1:])
 
 
-_POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
+_POOLS: tuple[tuple[str, Layout, Lowering, Lowering], ...] = (
     ("max_pool{}d_with_indices", sliding, _max_of, _max_backward),
     ("avg_pool{}d", lambda x, out, k, s=(), p=0, *more: sliding(x, out, k, s, p, 1, *more), _mean_of, _mean_backward),
     ("_adaptive_avg_pool{}d", dividing, _mean_of, _mean_backward),

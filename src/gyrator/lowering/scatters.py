@@ -3,7 +3,7 @@
 Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
 (<checked(idx[i0], N)>, i1) of src[i0, i1]``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -23,9 +23,7 @@ from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, eleme
 
 aten = torch.ops.aten
 
-COMBINES: Mapping[str, str] = {
-    "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
-}  # fmt: skip
+COMBINES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 """The ways to combine by the names that ATen has for them."""
 
 

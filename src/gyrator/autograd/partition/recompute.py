@@ -109,17 +109,13 @@ def size_hint(size: Any) -> int:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor's elements, or of all tensors of a tuple; 0 for anything else."""
-    return sum(_elements(item) * item.dtype.itemsize for item in flatten(value) if isinstance(item, Tensor))
-
-
-def _elements(tensor: Tensor) -> int:
-    return prod(map(size_hint, tensor.shape))
+    return sum(prod(map(size_hint, x.shape)) * x.dtype.itemsize for x in flatten(value) if isinstance(x, Tensor))
 
 
 def work(node: Node) -> int:
     """About how many operations computing a node takes, itself alone."""
     name = node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
-    written = sum(_elements(item) for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
+    written = sum(prod(map(size_hint, x.shape)) for x in flatten(node.meta.get("val")) if isinstance(x, Tensor))
     values = [arg.meta.get("val") for arg in flatten(node.args) if isinstance(arg, Node)]
     return operations(name, written, [[*map(size_hint, x.shape)] for x in values if isinstance(x, Tensor)])
 
