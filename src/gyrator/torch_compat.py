@@ -305,7 +305,6 @@ outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._pytho
 without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode_utils.no_dispatch
 """Inside, no mode and no kind of tensor sees an operator: a fake tensor is the meta tensor that it wraps."""
 
-
 without_functions: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
 """Inside, no kind of tensor changes functions of Python."""
 

@@ -54,7 +54,8 @@ class Masks:
     def __init__(self, graph: Graph, given: Kinds) -> None:
         self._makers: dict[int, tuple[Node, Tensor, bool]] = {}
         inputs = {node: given[at] for at, node in enumerate(graph.find_nodes(op="placeholder")) if at in given}
-        written = {memory_of(x) for n in graph.nodes if inputs and mutates(n) for x in n.all_input_nodes}
+        self._about = cache(_sizes_and_written)  # of one graph it is asked for each mask
+        written = self._about(graph)[1] if inputs else ()
         unwritten = {(node, False): kind for node, kind in inputs.items() if memory_of(node) not in written}
         self._known: dict[tuple[Node, bool], Kind | None] = {**unwritten}
         self._values: dict[Node, Any] = {}
@@ -122,10 +123,10 @@ class Masks:
     def kind_of(self, node: Node, device: torch.device, *, inverted: bool = False) -> Kind | None:
         """What the mask that a node makes lets pass, or its inverse."""
         if (node, inverted) not in self._known:
-            sizes = {n for n in node.graph.nodes if type(n.meta.get("example_value")) is torch.SymInt}
+            sizes, written = self._about(node.graph)
             sources = sorted(ancestors([node], known=sizes))  # sizes count as given, wherever they are read
             with torch_compat.outside_tracing(), torch.no_grad():
-                found = [_evaluated(sources, given) for given in _tried(sources, sizes, device)]
+                found = [_evaluated(sources, given) for given in _tried(sources, sizes, written, device)]
                 kinds = {_kind_of(~x if inverted and x is not None else x) for x in found}
             self._known[node, inverted] = kinds.pop() if len(kinds) == 1 else None
         return self._known[node, inverted]
@@ -144,11 +145,10 @@ def handed_on(graph: Graph, told: MutableMapping[Tensor, Kind]) -> Kinds:
     return found
 
 
-def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[dict[Node, int]]:
+def _tried(sources: list[Node], sizes: Set[Node], written: Set[object], device: torch.device) -> list[dict[Node, int]]:
     """Numbers for those of the ``sizes`` that the last node follows from. None at all where it does not follow from
     them and constants alone, which nothing changes in place, at little cost, or not in a way that a few tell of all."""
     varying = {n: expression(n.meta["example_value"]) for s in sources for n in s.all_input_nodes if n in sizes}
-    written = {memory_of(i) for node in sources[-1].graph.nodes if mutates(node) for i in node.all_input_nodes} - {None}
     constant = all(name_of(s) and memory_of(s) not in written for s in sources)
     if not constant or (varying and not all(map(_is_positional, sources))):
         return []
@@ -217,6 +217,12 @@ def _parameters(function: object) -> tuple[str, ...]:
     with suppress(ValueError):  # one that wraps a builtin has none that is known: Tensor.__pow__
         return tuple(signature(function).parameters) if isfunction(function) else ()
     return ()
+
+
+def _sizes_and_written(graph: Graph) -> tuple[Set[Node], Set[object]]:
+    """The nodes of a graph that are sizes, and the memory that it writes into."""
+    sizes = {node for node in graph.nodes if type(node.meta.get("example_value")) is torch.SymInt}
+    return sizes, {memory_of(i) for node in graph.nodes if mutates(node) for i in node.all_input_nodes} - {None}
 
 
 def _bodies(node: Node) -> list[GraphModule]:

@@ -38,7 +38,6 @@ TINY = {"cpu": 4, "cuda": 12}
 """Sides of matrices of which products are always computed by elements: 1,048,576 of 12 x 12 on an H200 take 0.19 to
 0.69 of the library's time, of 16 x 16 0.22 to 1.2."""
 
-
 _FROM_TORCH = (
     # pointwise
     "addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu glu_backward hardshrink hardsigmoid "
@@ -77,7 +76,6 @@ _FROM_TORCH = (
     # ranges and casts
     "linspace logspace hann_window _to_copy "
 ).split()
-
 
 _OF_FLOATS = (
     "_adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax adaptive_max_pool2d adaptive_max_pool3d "

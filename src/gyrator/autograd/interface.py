@@ -13,7 +13,6 @@ from gyrator.autograd.layout import copied
 from gyrator.ir.evaluate import copy_into
 
 GraphKind = Literal["inference", "forward", "backward"]
-Size = int | torch.SymInt
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -46,7 +45,7 @@ class GraphInfo:
     kind: GraphKind
     static_inputs: tuple[int, ...] = ()
     updates: tuple[Update, ...] = ()
-    strides: tuple[tuple[Size, ...] | None, ...] = ()
+    strides: tuple[tuple[int | torch.SymInt, ...] | None, ...] = ()
     saved: int = 0
     frozen: bool = False
 

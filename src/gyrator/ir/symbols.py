@@ -182,7 +182,6 @@ _RULES: Mapping[str, Rule] = {
 }
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
-
 _TEXT: Mapping[str, str] = {
     **dict.fromkeys(("FloorDiv", "CleanDiv"), "({} // {})"),
     **dict.fromkeys(("Mod", "PythonMod"), "({} % {})"),

@@ -31,7 +31,6 @@ DEAR, DEAREST = 12, 160
 PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
-
 Style = Enum("Style", "ROWS POINTS SHEET STRIPS SPLIT TILES")
 """How vectors and rows lie. Written with ``|`` for parallel, ``-`` for serial and ``=`` for vector loops.
 

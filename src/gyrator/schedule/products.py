@@ -171,7 +171,6 @@ class Question:
 Ask = Callable[[Question], tuple[Alternative, ...]]
 """The alternatives that did not fail, the best first. None: the call stays."""
 
-
 _OPS = frozenset("mm addmm bmm baddbmm _int_mm convolution _scaled_mm _grouped_mm".split()) | {EXPERTS_IN_A_LOOP}
 ZEROED = (torch.float32, torch.float16)
 """Types of which a CPU's template leaves zeros behind the last group of rows; elsewhere, as ATen's, anything."""

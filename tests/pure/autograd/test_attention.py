@@ -299,3 +299,16 @@ def test_copies_of_keys_without_a_gradient_have_none() -> None:
         return F.scaled_dot_product_attention(q, k, v.reshape(q.shape))
 
     same_as_eager(attention, *(leaf(2, heads, L, 8) for heads in (4, 2, 2)))
+
+
+def test_what_a_graph_writes_is_asked_once_however_many_masks_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[fx.Node] = []
+    monkeypatch.setattr("gyrator.autograd.attention.mutates", lambda node: asked.append(node) or False)
+
+    def layers(x: Tensor, mask: Tensor) -> Tensor:
+        for _ in range(9):
+            x = F.scaled_dot_product_attention(x, x, x, mask[:, :, :, : x.shape[-2]])
+        return x
+
+    same_as_eager(layers, torch.randn(1, 2, L, 8), torch.zeros(1, 1, L, L), backward=False)
+    assert asked and len(asked) == len({*asked})
