@@ -66,8 +66,11 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
         if alias.parent is None or alias.view is None:
             alias.node = root.node
         else:
-            node = viewed(alias.parent, alias.view, build)
-            alias.node = node if alias.view.index is None else build.result(node, alias.view.index)
+            view = alias.view
+            if view.op is aten.unbind.int:  # the other parts are not made anew
+                view = View(aten.select.int, ((*view.args, 0)[0], view.index), {})
+            node = viewed(alias.parent, view, build)
+            alias.node = node if view.index is None else build.result(node, view.index)
         alias.generation = root.generation
     return alias.node
 

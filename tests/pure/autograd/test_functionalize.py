@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from gyrator.autograd.builder import GraphBuilder
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.effects import Effect, behaviour
+from gyrator.autograd.functionalize import Alias, viewed
+from gyrator.autograd.views import View
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -299,3 +303,22 @@ def test_every_operator_that_makes_a_tensor_a_view_in_place_has_one_that_gives_t
     assert found[torch.ops.aten.transpose_.default].functional is torch.ops.aten.transpose.int
     assert all(how.functional is not None for how in found.values() if how.effect is Effect.METADATA)
     assert {how.effect for how in found.values()} == {Effect.METADATA, Effect.REFUSED}
+
+
+def test_parts_that_are_written_one_by_one_are_made_anew_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[View] = []
+
+    def noted(parent: Alias, view: View, build: GraphBuilder) -> Node:
+        replayed.append(view)
+        return viewed(parent, view, build)
+
+    monkeypatch.setattr("gyrator.autograd.functionalize.viewed", noted)
+
+    def filled(x: Tensor) -> Tensor:
+        y = torch.zeros(9, 4)
+        for part in y.unbind():
+            part.add_(x)
+        return y
+
+    assert torch.equal(compiled(filled)[0](torch.arange(4.0)), torch.arange(4.0).expand(9, 4))
+    assert {view.op for view in replayed} == {torch.ops.aten.select.int}

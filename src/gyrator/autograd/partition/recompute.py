@@ -25,8 +25,6 @@ from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.ir.symbols import hint_of
 
-UNKNOWN_SIZE = 4096
-"""What an unbacked size counts as."""
 REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
 Cost = Enum("Cost", "VIEW POINTWISE EQUALITY REDUCTION HEAVY RANDOM NUMBER")
@@ -104,7 +102,7 @@ def size_hint(size: Any) -> int:
     if not isinstance(size, SYMBOLIC_TYPES):
         return int(size)
     hint = hint_of(size.node.expr, size.node.shape_env, rounded=True)
-    return UNKNOWN_SIZE if hint is None else hint
+    return 4096 if hint is None else hint  # of a size that data tell
 
 
 def tensor_bytes(value: Any) -> int:
