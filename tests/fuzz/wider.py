@@ -298,13 +298,14 @@ def images(s: Scope) -> str:
     corners = f", align_corners={s.rng.choice([True, False])}" if mode[:2] == "bi" else ""
     size = s.rng.choice([(3, 5), (8, 2), (1, 1), (9, 13)])
     groups = s.rng.choice([1, c])
+    rows = f"{x}.contiguous()"  # CUDA's backward of a channels-last pool misreads a tangent whose rows are contiguous
     turn = f"torch.eye(2, 3, dtype={source}.dtype)[None].expand(2, 2, 3) * 1.1 + 0.03"
     sampled, border = s.choose("bilinear", "nearest", "bicubic"), s.choose("zeros", "border", "reflection")
     return s.choose(
         f"F.max_pool2d({x}, {k}, {stride}, {min(pad, k // 2)}, ceil_mode={ceil})",
         f"F.max_pool2d({x}, {k}, {stride}, dilation=2, return_indices=True)[1]",
-        f"F.avg_pool2d({x}, {k}, {stride}, {min(pad, k // 2)}, ceil_mode={ceil}, count_include_pad={inner})",
-        f"F.avg_pool2d({x}, ({k}, 1), divisor_override=3)",
+        f"F.avg_pool2d({rows}, {k}, {stride}, {min(pad, k // 2)}, ceil_mode={ceil}, count_include_pad={inner})",
+        f"F.avg_pool2d({rows}, ({k}, 1), divisor_override=3)",
         f"F.lp_pool2d({x}.abs() + 0.5, 2, {k})",
         f"F.adaptive_avg_pool2d({x}, {size[:1] * 2})",
         f"F.adaptive_max_pool2d({x}, (2, 1))",
