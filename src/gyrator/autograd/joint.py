@@ -168,13 +168,15 @@ class _Runner(Interpreter):
             return self.env[node]
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         if self._fuses and isinstance(value, Tensor):
-            call = partial(self.call_function, F.scaled_dot_product_attention, ())
-            attended = attend(node, self.env, value, self._masks, lambda **given: call(given))
+            attended = attend(node, self.env, value, self._masks, self._attention)
             value = value if attended is None else attended
         if node.target is F.scaled_dot_product_attention:
             value = as_captured(value, node)
         self._masks.note(node, value)
         return value
+
+    def _attention(self, **given: Any) -> Tensor:
+        return self.call_function(F.scaled_dot_product_attention, (), given)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> Any:
         """The arguments of a node. Torch's derivative of a power cannot ask whether a symbol is 0: it is guarded."""

@@ -25,6 +25,8 @@ from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.ir.symbols import hint_of
 
+UNKNOWN_SIZE = 4096
+"""What an unbacked size counts as."""
 REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
 Cost = Enum("Cost", "VIEW POINTWISE EQUALITY REDUCTION HEAVY RANDOM NUMBER")
@@ -102,7 +104,7 @@ def size_hint(size: Any) -> int:
     if not isinstance(size, SYMBOLIC_TYPES):
         return int(size)
     hint = hint_of(size.node.expr, size.node.shape_env, rounded=True)
-    return 4096 if hint is None else hint  # of a size that data tell
+    return UNKNOWN_SIZE if hint is None else hint
 
 
 def tensor_bytes(value: Any) -> int:
