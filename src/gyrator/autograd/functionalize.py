@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from gyrator import torch_compat
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, View, inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, View, alone, inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -66,9 +66,7 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
         if alias.parent is None or alias.view is None:
             alias.node = root.node
         else:
-            view = alias.view
-            if view.op is aten.unbind.int:  # the other parts are not made anew
-                view = View(aten.select.int, ((*view.args, 0)[0], view.index), {})
+            view = alone(alias.view, alias.node)
             node = viewed(alias.parent, view, build)
             alias.node = node if view.index is None else build.result(node, view.index)
         alias.generation = root.generation

@@ -45,7 +45,19 @@ def inverse(view: View, parent: Node, written: Node) -> Call | None:
     """The call that gives the parent's new value from its old one and the view's new one.
 
     None where the operator is not known; `as_strided_scatter` on the root serves then."""
+    view = alone(view, written)
     return rule(view, parent, written) if (rule := _INVERSES.get(view.op)) is not None else None
+
+
+def alone(view: View, part: Node) -> View:
+    """The view that makes nothing but the one of several results that `view` is: a slice for a part of a split."""
+    if view.index is None or view.op not in (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default):
+        return view
+    if view.op is aten.unbind.int:
+        return View(aten.select.int, ((*view.args, 0)[0], view.index), {})
+    size, dim = (*view.args, 0)[:2]
+    start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
+    return View(aten.slice.Tensor, (dim, start, start + part.meta["val"].shape[dim]), {})
 
 
 def _reshape_back(view: View, parent: Node, written: Node) -> Call:
@@ -56,13 +68,6 @@ def _permute_back(view: View, parent: Node, written: Node) -> Call:
     rank = parent.meta["val"].dim()
     dims = [dim % rank for dim in view.args[0]]
     return aten.permute.default, (written, [dims.index(dim) for dim in range(rank)])
-
-
-def _split_back(view: View, parent: Node, written: Node) -> Call:
-    size, dim = (*view.args, 0)[:2]
-    assert view.index is not None
-    start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
-    return aten.slice_scatter.default, (parent, written, dim, start, start + written.meta["val"].shape[dim], 1)
 
 
 def _slice_back(view: View, parent: Node, written: Node) -> Call | None:
@@ -94,9 +99,6 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _slice_back,
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
-    aten.unbind.int: lambda view, *nodes: (aten.select_scatter.default, (*nodes, (*view.args, 0)[0], view.index)),
-    aten.split.Tensor: _split_back,
-    aten.split_with_sizes.default: _split_back,
     aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (written, parent.meta["val"].dtype)),
     aten.view_as_real.default: _by(aten.view_as_complex.default),
     aten.view_as_complex.default: _by(aten.view_as_real.default),
