@@ -172,11 +172,11 @@ def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:
 
 def as_captured(out: Tensor, node: Node) -> Tensor:
     """What attention gives, in the layout that capture saw: kernels that a simpler mask chooses may have another.
-    As it is where that cannot be seen: `out.transpose(1, 2).contiguous()` is all that is done with it."""
-    captured, users = node.meta.get("example_value"), [*node.users]
-    after = [*users[0].users] if len(users) == 1 else []
-    turned = len(after) == 1 and name_of(users[0]) in ("transpose", "permute")
-    if not isinstance(captured, Tensor) or (turned and name_of(after[0]) == "contiguous"):
+    As it is where that cannot be seen: it is turned, reshaped, and then copied by `contiguous`."""
+    captured, last = node.meta.get("example_value"), node
+    while len(last.users) == 1 and (last is node or name_of(last) in ("transpose", "permute", "reshape")):
+        last = next(iter(last.users))
+    if not isinstance(captured, Tensor) or name_of(last) == "contiguous":
         return out
     given, wanted = ([size_hint(n) for n in x.stride()] for x in (out, captured))
     return out if given == wanted else laid_out(out, wanted)

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.attention import Kind, Kinds, Masks, handed_on, in_rows
+from gyrator.autograd.fused_attention import as_captured
 from gyrator.autograd.interface import Compiled, GraphInfo
 from tests.pure.autograd.harness import leaf, same_as_eager
 
@@ -312,3 +313,25 @@ def test_what_a_graph_writes_is_asked_once_however_many_masks_it_makes(monkeypat
 
     same_as_eager(layers, torch.randn(1, 2, L, 8), torch.zeros(1, 1, L, L), backward=False)
     assert asked and len(asked) == len({*asked})
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"),
+    [
+        (["transpose", "contiguous"], True),
+        (["reshape", "transpose", "contiguous"], True),
+        (["reshape", "transpose", "reshape"], False),
+        (["transpose", "mul"], False),
+        ([], False),
+    ],
+)
+def test_attention_lies_as_its_kernel_likes_where_only_a_contiguous_copy_follows(after: list[str], kept: bool) -> None:
+    graph = fx.Graph()
+    last = node = graph.call_function(F.scaled_dot_product_attention, (graph.placeholder("q"),) * 3)
+    for method in after:
+        last = graph.call_method(method, (last,))
+    graph.output((last, node) if not after else last)
+    node.meta["example_value"] = shaped()
+    out = shaped().transpose(1, 2).contiguous().transpose(1, 2)
+    assert (as_captured(out, node) is out) == kept
+    assert as_captured(out, node).stride() == (out if kept else shaped()).stride()
