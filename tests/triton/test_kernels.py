@@ -670,3 +670,15 @@ def test_what_ends_within_16_bytes_is_stored_apart(name: str, dynamic: bool, int
         assert "rt.store_apart(" in printed.source
         assert ("rt.store_apart(" in printed.plain) is (name in ("one block", "several blocks", "long rows"))
         assert printed.plain != printed.source  # what is not aligned is not read beyond its end
+
+
+def test_a_row_that_begins_amid_16_bytes_ends_where_it_does_though_blocks_divide_it(interpreter: Worker) -> None:
+    """Steps begin where 16 bytes do, before the row, and so the last one lies beyond it."""
+    x = floats(3, 8200)
+
+    def rows(x: Tensor) -> Tensor:
+        return x[:, 1:8193].sum(1)
+
+    plan = gpu_plan(on_gpu(lowered(rows, x).program), Gpu(processors=1))
+    (got,) = run_plan(plan, [x.clone()], launch=runner(interpreter))
+    torch.testing.assert_close(got, rows(x), rtol=1e-4, atol=1e-4)

@@ -447,10 +447,10 @@ class Printer(Expressions):
         return ["computed", *names, tuple_of(reads), *number, *places, *ends, *rest]
 
     def _bound(self, axis: Axis) -> None:
-        """Name the condition that a tile is within ``axis``, unless it is not 0 and every block size divides it."""
+        """Name the condition that a tile is within ``axis``, unless it is not 0 and tiles begin and end with it."""
         number = axis.extent.value
         blocks = [dict(c.blocks)[self.tile_of[axis].block] for c in self.tiling.configs]
-        if number and axis not in self.extents and all(number % b == 0 for b in blocks):
+        if number and axis not in self.extents.keys() | self.shifted and all(number % b == 0 for b in blocks):
             return
         variable = self.find(axis)
         assert variable is not None
