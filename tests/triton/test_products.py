@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
@@ -186,6 +188,17 @@ def test_templates_compile_without_spilling(name: str, compiler: Worker) -> None
     assert ("mma.sync" if split else "wgmma") in built.ptx
     assert ("cp.async.bulk.tensor" in built.ptx) == (template == "described")
     assert bool(kernel.plain) == (template == "described") and "describe" not in kernel.plain
+
+
+def test_rows_of_a_block_of_k_may_lie_more_than_2_31_elements_apart(compiler: Worker) -> None:
+    """No place in the first block is before the matrix, as those beyond 2³¹ elements would be in 32 bits."""
+    with FakeTensorMode():
+        x, w = half(128, 20_000_003), half(128, 16)
+        low = lowered(lambda x, w: x.t() @ w, x, w)
+    config = blocks(BLOCK_M=64, BLOCK_K=128)
+    (kernel,) = plan_of(on_gpu(low.program), "tiled", config).kernels
+    built = compiler.compile(print_triton(kernel), config, 90)
+    assert "20000003;" in built.ptx and not re.search(r"add\.s64 .*, -\d{9,10};", built.ptx)
 
 
 def test_matrices_of_a_batch_have_one_descriptor(compiler: Worker) -> None:

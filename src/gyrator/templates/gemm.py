@@ -47,7 +47,7 @@ def tiled(
         row = row % m
     if not EVEN_N:
         column = column % n
-    inner = tl.arange(0, BLOCK_K)
+    inner = tl.arange(0, BLOCK_K).to(row.dtype)
     lefts = left + (row * left_m + (first + inner)[None, :] * left_k)
     rights = right + ((first + inner)[:, None] * right_k + column * right_n)
     total = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
