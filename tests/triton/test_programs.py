@@ -168,6 +168,12 @@ def test_the_bits_of_a_choice_between_literals(emulator: Emulator) -> None:
     check(emulator, bits, torch.randn(40))
 
 
+def test_what_pads_numbers_of_64_bits_has_as_many(emulator: Emulator) -> None:
+    x = torch.randn(5, 7, dtype=torch.float64)
+    padded = torch.compile(lambda x: F.pad(x, (1, 2), value=0.1), backend=emulator.backend)
+    assert torch.equal(padded(x), F.pad(x, (1, 2), value=0.1))
+
+
 def test_sizes_that_change(emulator: Emulator) -> None:
     compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend=emulator.backend, dynamic=True)
     for shape in ((3, 20), (5, 33), (1, 16)):

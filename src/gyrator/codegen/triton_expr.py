@@ -250,7 +250,8 @@ class Expressions(Blocks[Term, Block]):
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
         elif self.aligned and e.dtype.is_floating_point:
             conditions = self._widened(e, conditions)
-        tail = mask_text(conditions) + ("" if mask is None else f", {typed_literal(e.other, torch.float32)}")
+        kind = e.dtype if e.dtype == torch.float64 else torch.float32  # a bare 0.1 is one of 32 bits
+        tail = mask_text(conditions) + ("" if mask is None else f", {typed_literal(e.other, kind)}")
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'
@@ -326,9 +327,8 @@ class Expressions(Blocks[Term, Block]):
         return made_of(text, *atoms, atom=" " not in text and not text.startswith("-"))
 
     def _int64(self, index: Index) -> Term:
-        if index.value is not None:
-            return Term(typed_literal(index.value, torch.int64))
-        return self.index(index).to("tl.int64")
+        known = index.value
+        return self.index(index).to("tl.int64") if known is None else Term(typed_literal(known, torch.int64))
 
     def _atom(self, atom: Atom) -> Term:
         if (known := self.find(atom)) is not None:
