@@ -7,6 +7,7 @@ returned stays as it is. The first call of each kind runs as usual, so that kern
 What forward saves for backward is not copied: it stays in forward's recording, where backward's recording finds it.
 While somebody holds what an earlier call saved, as two forwards before a backward do, calls run as usual."""
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,18 +35,15 @@ def recordable(plan: Plan, info: GraphInfo) -> bool:
     named = [*plan.outputs, *(arg for extern in externs for arg in arguments(extern))]
     numbers = any(g.number for g in plan.inputs) or any(e.scalars for e in externs)
     others = {update.input for update in info.updates}.difference(info.static_inputs)
-    if numbers or others or any(isinstance(value, Item) for value in named):
-        return False
     draws = torch.Tag.nondeterministic_seeded  # may be recorded: torch's generator goes on at each replay
-    if any(extern.effects and draws not in getattr(operator(extern.op), "tags", ()) for extern in externs):
+    waits = any(extern.effects and draws not in getattr(operator(extern.op), "tags", ()) for extern in externs)
+    if numbers or others or waits or any(isinstance(value, Item) for value in named):
         return False
     kernels = {kernel.name: kernel for kernel in plan.kernels}
-    pairs = [(step, value) for step in plan.steps for values in touched(step, kernels) for value in values]
     # the state of attention's generator, a number, lies on the GPU where calls are recorded
-    used = [
-        v for s, v in pairs if v.dtype.is_floating_point or not (isinstance(s, Call) and "_attention" in s.extern.op)
-    ]
-    return bool(used) and all(value.device.type == "cuda" for value in used)
+    apart = [isinstance(step, Call) and "_attention" in step.extern.op for step in plan.steps]
+    pairs = [(a, v) for a, s in zip(apart, plan.steps, strict=True) for values in touched(s, kernels) for v in values]
+    return {v.device.type for a, v in pairs if v.dtype.is_floating_point or not a} == {"cuda"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +80,37 @@ class _Recording:
 
 
 def replayed(call: BoxedCallable, roles: Roles, record: Record) -> BoxedCallable:
-    """`call` by recordings, one for each shape of its inputs, and for each place of those that are not copied: layers
-    that run the same code share a graph, each with its own parameters."""
+    """`call` by recordings, one for each stream, shape of its inputs, and place of those that are not copied: layers
+    that run the same code share a graph, each with its own parameters. A recording's memory serves one call after the
+    other: what another thread calls meanwhile runs as usual."""
     seen: set[tuple[object, ...]] = set()
     recordings: dict[tuple[object, ...], _Recording] = {}
     failures: list[RuntimeError] = []
+    lock = threading.Lock()
+
+    def recording(args: list[Any]) -> _Recording | None:
+        inputs = [_kind(arg, in_place=k < roles.kept or k in roles.static) for k, arg in enumerate(args)]
+        kind = (torch.cuda.current_stream(), *inputs)
+        found = recordings.get(kind)
+        if found is None and kind in seen and len(recordings) < MOST_RECORDINGS:
+            try:
+                found = recordings[kind] = _recorded(call, args, roles, record)
+            except RuntimeError as error:  # an operator waits for the GPU
+                failures.append(error)
+                warnings.warn(f"calls cannot be recorded as a CUDA graph, and run as usual: {error}", stacklevel=1)
+        elif len(seen) < MOST_SEEN:
+            seen.add(kind)
+        return found if found is not None and found.is_idle() else None
 
     def run(args: list[Any]) -> Sequence[Any]:
-        if failures or len({arg.device for arg in args if isinstance(arg, torch.Tensor)}) > 1:
-            return call(args)
-        kind = tuple([_kind(arg, in_place=k < roles.kept or k in roles.static) for k, arg in enumerate(args)])
-        found = recordings.get(kind)
-        if torch.cuda.is_current_stream_capturing() or (found is not None and not found.is_idle()):
-            return call(args)
-        if found is not None:
-            return found.run(args)
-        if kind not in seen or len(recordings) >= MOST_RECORDINGS:
-            if len(seen) < MOST_SEEN:
-                seen.add(kind)
+        several = len({arg.device for arg in args if isinstance(arg, torch.Tensor)}) > 1
+        if failures or several or torch.cuda.is_current_stream_capturing() or not lock.acquire(blocking=False):
             return call(args)
         try:
-            made = recordings[kind] = _recorded(call, args, roles, record)
-        except RuntimeError as error:  # an operator waits for the GPU
-            failures.append(error)
-            warnings.warn(f"calls cannot be recorded as a CUDA graph, and run as usual: {error}", stacklevel=1)
-            return call(args)
-        return made.run(args)
+            found = recording(args)
+            return call(args) if found is None else found.run(args)
+        finally:
+            lock.release()
 
     return run
 
@@ -120,9 +123,8 @@ def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Re
     replay, outputs = record(lambda: call(list(given)))
     shown = len(outputs) - roles.saved
     inputs = {arg.untyped_storage().data_ptr() for _, arg in tensors}
-    saved = [out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor)]
+    saved = (out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor))  # a list holds them
     counts = [storage_holders(storage) for storage in saved if storage.data_ptr() not in inputs]
-    del saved  # it would count as a holder
     holders = tuple((count, count()) for count in counts)
     return _Recording(tuple(own.items()), replay, outputs[:shown], outputs[shown:], holders)
 

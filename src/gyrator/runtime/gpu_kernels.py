@@ -228,9 +228,7 @@ class GpuKernels:
 
 
 def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:
-    if not sizes:
-        return programs(**blocks)
-    return lambda *args: programs(*[args[at] for at in sizes], **blocks)
+    return (lambda *args: programs(*[args[at] for at in sizes], **blocks)) if sizes else programs(**blocks)
 
 
 def _with_scratch(launch: Launch, programs: Programs, each: int, stream: int, *args: int) -> None:

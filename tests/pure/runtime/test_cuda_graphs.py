@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 0)
     return Recorder()
 
 
@@ -91,6 +93,44 @@ def test_a_parameter_that_moved_is_recorded_anew(recorder: Recorder) -> None:
     for w in (torch.randn(4), torch.randn(4)):
         for _ in range(3):
             assert torch.equal(call([x, w, 1])[0], x * w + 1)
+    assert recorder.recorded == 2
+
+
+def test_a_call_during_that_of_another_thread_does_not_write_over_its_inputs(recorder: Recorder) -> None:
+    begun, others = threading.Event(), threading.Event()
+
+    def record(function: Callable[[], Sequence[Any]]) -> Any:
+        replay, outputs = recorder(function)
+
+        def slow() -> None:
+            begun.set()
+            assert others.wait(10)
+            replay()
+
+        return slow, outputs
+
+    call, x, w = replayed(affine, Roles(frozenset({1})), record), torch.randn(4), torch.randn(4)
+    call([x, w, 1])
+    results: list[Sequence[Any]] = []
+    thread = threading.Thread(target=lambda: results.append(call([x, w, 1])))
+    thread.start()
+    assert begun.wait(10)
+    meanwhile = threading.Thread(target=lambda: results.append(call([x + 1, w, 1])))
+    meanwhile.start()
+    meanwhile.join(1)
+    others.set()
+    for each in (thread, meanwhile):
+        each.join()
+    by_order = sorted(results, key=lambda found: float((found[0] - x * w - 1).abs().max()))
+    assert torch.equal(by_order[0][0], x * w + 1) and torch.equal(by_order[1][0], (x + 1) * w + 1)
+
+
+def test_calls_on_several_streams_share_no_memory(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, x, w = replayed(affine, Roles(frozenset({1})), recorder), torch.randn(4), torch.randn(4)
+    for _ in range(3):
+        for stream in (1, 2):
+            monkeypatch.setattr(torch.cuda, "current_stream", lambda stream=stream: stream)
+            call([x, w, 1])
     assert recorder.recorded == 2
 
 
