@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -117,3 +118,20 @@ def test_a_worker_that_ended_is_forgotten() -> None:
     del worker
     gc.collect()
     assert process() is None
+
+
+def test_a_worker_answers_though_a_program_has_more_than_a_thousand_files_open(tmp_path: Path) -> None:
+    """As one that loads data in other processes, or serves many connections."""
+    echo = tmp_path / "echo.py"
+    echo.write_text("print(input(), flush=True)")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        worker = Worker.start((str(echo),))
+        assert worker.ask({"said": 1}, math.inf) == {"said": 1}
+        worker.end()
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
