@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], bool]] = {
     "a tile": (lambda x: torch.where(torch.rand(x.shape) < 0.3, x, 0), (1001,), True),
     "rows": (lambda x: (torch.rand_like(x) * x).sum(1), (37, 68), True),
     "rows of odd lengths": (lambda x: (torch.rand_like(x) * x).sum(1), (37, 67), False),
+    "rows amid 16 bytes": (lambda x: (torch.rand_like(y := x[:, 1:8193]) * y).sum(1), (3, 8200), False),
     "columns": (lambda x: (torch.rand_like(x) * x).sum(0), (40, 68), False),
     "transposed": (lambda x: (torch.rand_like(x) * x).t().contiguous() + 1, (36, 44), True),
     "read across": (lambda x: torch.rand(x.shape[::-1], dtype=torch.half) + x.t(), (36, 44), False),

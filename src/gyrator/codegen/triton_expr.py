@@ -307,10 +307,11 @@ class Expressions(Blocks[Term, Block]):
         return made_of(f"rt.{e.kind}{'_of_run' * run}({', '.join(texts)})", *terms)
 
     def _is_run(self, index: Index) -> bool:
-        """Whether along the last dimension of a tile ``index`` counts up from a multiple of four, as tiles begin."""
+        """Whether along the last dimension of a tile ``index`` counts up from a multiple of four, as tiles begin; but
+        not those of a shifted row."""
         last = [axis for axis in self.tile_of if self.dimension(axis) == self.rank - 1 and axis in index.axes()]
         rest = index - last[0].index() if last else index
-        return len(last) == 1 and last[0] not in rest.axes() and rest % 4 is ZERO
+        return len(last) == 1 and last[0] not in rest.axes() | self.shifted.keys() and rest % 4 is ZERO
 
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
