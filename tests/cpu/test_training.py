@@ -625,3 +625,16 @@ def test_gradients_of_norms_in_float32_are_exact_where_inputs_have_16_bits(
     error = (of_weight(torch.compile(norm, backend=backend), x, torch.float32) - exact).abs().max()
     eagers = (of_weight(norm, x, torch.float32) - exact).abs().max()
     assert error <= 2 * eagers + 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_loss_has_the_type_of_its_input_where_the_targets_are_wider(
+    dtype: torch.dtype, reduction: str, backend: str
+) -> None:
+    x, targets = torch.randn(5, 6).to(dtype).requires_grad_(), torch.randn(5, 6).sign()
+
+    def losses(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return F.soft_margin_loss(x, y, reduction=reduction), F.huber_loss(x.detach(), y, reduction=reduction)
+
+    check(losses, (x, targets), backend=backend, backward=True)

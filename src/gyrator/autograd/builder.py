@@ -111,9 +111,7 @@ def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:
         return tuple([mapped(item, leaf) for item in argument])
     if isinstance(argument, list):
         return [mapped(item, leaf) for item in argument]
-    if isinstance(argument, dict):
-        return {key: mapped(item, leaf) for key, item in argument.items()}
-    return leaf(argument)
+    return {k: mapped(x, leaf) for k, x in argument.items()} if isinstance(argument, dict) else leaf(argument)
 
 
 def ancestors(values: Iterable[object], known: Container[Node] = ()) -> set[Node]:

@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, inherited, values_of
+from gyrator.autograd.fake_results import overloads
 from gyrator.autograd.layout import contiguous_strides
 from gyrator.autograd.partition.recompute import size_hint
 from gyrator.autograd.symbols import expression
@@ -45,18 +46,13 @@ library's kernels for that layout are slow. How many filters a channel may have,
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
 
-_FOLLOWERS = frozenset({
-    operator.getitem, aten.convolution.default, aten.convolution_backward.default,
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction,
-    aten.var.correction, aten.cat.default, aten.constant_pad_nd.default, aten.expand.default,
-    aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.unsqueeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.view.default, aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.avg_pool2d.default, aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool2d_backward.default, aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default, aten.upsample_nearest2d.vec,
-    aten.upsample_bilinear2d.vec, aten.native_group_norm.default,
-})  # fmt: skip
+_FREE = overloads(
+    "convolution convolution_backward sum.dim_IntList mean.dim amax amin var_mean.correction var.correction cat "
+    "constant_pad_nd expand permute transpose.int slice.Tensor select.int unsqueeze squeeze.dim squeeze.dims view "
+    "split.Tensor split_with_sizes avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "
+    "max_pool2d_with_indices max_pool2d_with_indices_backward upsample_nearest2d.vec upsample_bilinear2d.vec "
+    "native_group_norm"
+)
 """Operators that mean the same whatever their arguments' strides, besides those tagged as pointwise."""
 
 _ROWS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction, aten.var.correction)
@@ -169,7 +165,7 @@ class _Rewriter:
 
     def _follow(self, node: Node, gains: bool) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
-        if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
+        if not callable(node.target) or not (node.target in (operator.getitem, *_FREE) or _is_pointwise(node.target)):
             return False
         if not gains and node.target in _IMAGES:
             first = _IMAGES[node.target][-1]

@@ -295,11 +295,12 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_nearest, op) for op in _NEAREST},
     **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
-    aten.ldexp.Tensor: lambda x, y: torch.empty_like(
-        _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()), dtype=aten.ldexp.Tensor(x, y).dtype
-    ),
+    aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, (2.0**y).contiguous()).to(aten.ldexp.Tensor(x, y)),
     aten.angle.default: lambda x: _pointwise(aten.angle.default, x.contiguous() if x.is_complex() else x),
     **{op: partial(of_a_mean, op) for op in OF_MEANS},
+    # fake kernels promote where real ones have the type of the input
+    **{op: lambda x, *of, op=op: op(x, *of).to(x.dtype) for op in overloads("huber_loss soft_margin_loss")},
+    aten.soft_margin_loss_backward.default: lambda g, x, *of: aten.soft_margin_loss_backward.default(g, x, *of).to(x),
     # of a vector there is one loss, a scalar, which torch states as a vector
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
         x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)

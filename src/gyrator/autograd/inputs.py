@@ -38,14 +38,13 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
 
     Raises: UnsupportedInput for subclasses that change operators and for tensors that are not strided."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    for example in example_inputs:
-        _check(example)
     captured = [node.meta.get("example_value") for node in placeholders]
     values: list[Any] = []
     modes = (value.fake_mode for value in (*captured, *example_inputs) if isinstance(value, FakeTensor))
     environment = shape_env_of(captured) or ShapeEnv()  # of a graph that takes sizes alone, without a tensor
     mode = next(modes, None) or FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False)
     for known, example in zip(captured, example_inputs, strict=True):
+        _check(example)
         if isinstance(example, Tensor):
             # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
             fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]

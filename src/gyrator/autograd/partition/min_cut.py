@@ -135,9 +135,7 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
     copies_input = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
     if not copies_input and _materialised_in_backward(node, joint):  # an input is copied again, not held in two layouts
         return Ban("read from memory by a heavy operator of backward", True)
-    if _reads_across(node, stages):
-        return Ban("would tie together what heavy operators separate", True)
-    return None
+    return Ban("would tie together what heavy operators separate", True) if _reads_across(node, stages) else None
 
 
 def _stages(joint: JointGraph) -> dict[Node, int]:

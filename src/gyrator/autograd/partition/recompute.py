@@ -48,13 +48,12 @@ def _cost_of(target: Any) -> Cost:
         return Cost.VIEW
     if not isinstance(target, OpOverload):
         return Cost.NUMBER if getattr(target, "__module__", None) in _OF_NUMBERS else Cost.HEAVY
-    name = target._schema.name
     if torch.Tag.nondeterministic_seeded in target.tags:
         return Cost.RANDOM
     if behaviour(target).effect is Effect.VIEW:
         return Cost.VIEW
-    base = name.partition("::")[2]
-    if name.startswith(("aten::", "prims::", "gyrator::")):
+    namespace, _, base = target._schema.name.partition("::")
+    if namespace in ("aten", "prims", "gyrator"):
         if torch.Tag.reduction in target.tags:
             return Cost.REDUCTION
         if base in ("eq", "ne"):
