@@ -213,6 +213,11 @@ def test_integers_wrap_around_as_in_eager() -> None:
     check(hashes, [torch.arange(1003)], backend="gyrator")
 
 
+def test_powers_of_bools_have_the_types_of_eagers() -> None:
+    mask = torch.tensor([True, False, True])
+    check(lambda x: (x**True, x**False, x**2, x**0, x**0.5, 2**x), [mask], backend="gyrator")
+
+
 class Turned(Tensor):
     """A subclass that changes functions of Python alone: a sine is a cosine."""
 

@@ -47,9 +47,8 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu silu_backward sinc softplus softplus_backward softshrink "
     "special_entr special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
-    "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
-    "soft_margin_loss "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss multi_margin_loss "
+    "nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss soft_margin_loss "
     # normalisation
     "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm "
     "cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm_backward native_group_norm_backward "
@@ -82,22 +81,29 @@ _OF_FLOATS = (
     "binary_cross_entropy celu elu frac gelu glu grid_sampler_2d hardshrink hardsigmoid hardswish huber_loss im2col "
     "lerp linspace log_sigmoid_forward logaddexp logaddexp2 mish multi_margin_loss nll_loss2d_forward "
     "nll_loss_forward silu smooth_l1_loss soft_margin_loss softplus upsample_bicubic2d upsample_bilinear2d "
-    "upsample_linear1d upsample_trilinear3d"
+    "upsample_linear1d upsample_trilinear3d angle"
 )
 _OF_NUMBERS = (
     "abs addcdiv addcmul argmax argmin avg_pool2d avg_pool3d ceil clamp dot floor linalg_cross "
     "max_pool2d_with_indices max_pool3d_with_indices mv reflection_pad1d reflection_pad2d reflection_pad3d relu "
     "round rsub sub threshold trunc"
 )
-_SHIFTS = (aten.bitwise_left_shift, aten.bitwise_right_shift)
-_REFUSES: Mapping[Any, Callable[[Sequence[torch.dtype]], bool]] = {
-    **{getattr(aten, n): lambda of: not of[0].to_real().is_floating_point for n in _OF_FLOATS.split()},
-    **{getattr(aten, n): lambda of: torch.bool in of for n in _OF_NUMBERS.split()},
-    **dict.fromkeys((aten.hypot, aten.nextafter), lambda of: not of[-1].is_floating_point),
-    **dict.fromkeys((aten.fmod, aten.remainder), lambda of: of[-1] == torch.bool),
-    **dict.fromkeys((aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor), lambda of: of[-1].is_floating_point),
-    **dict.fromkeys(_SHIFTS, lambda of: of[-1].is_floating_point or of[-1] == torch.bool),
-}
+_SAME = "_weight_norm_interface binary_cross_entropy complex grid_sampler_2d heaviside index_put linalg_cross mv polar"
+_REFUSES: Sequence[tuple[str, Callable[[Sequence[torch.dtype]], bool]]] = (
+    (_OF_FLOATS, lambda of: not of[0].to_real().is_floating_point),
+    (_OF_NUMBERS, lambda of: torch.bool in of),
+    (_SAME, lambda of: of[0] != of[1]),
+    ("index_add index_copy index_reduce nll_loss_forward nll_loss2d_forward", lambda of: not {*of[2:]} <= {of[0]}),
+    ("nll_loss_forward nll_loss2d_forward", lambda of: of[1] not in (torch.int64, torch.uint8)),
+    ("index_copy index_fill", lambda of: of[1] != torch.int64),
+    ("index_add index_select", lambda of: of[1].itemsize < 4),
+    ("hypot nextafter", lambda of: not of[-1].is_floating_point),
+    ("fmod remainder", lambda of: of[-1] == torch.bool),
+    ("pow", lambda of: of[:2] == [torch.bool, torch.bool]),
+    ("bitwise_and bitwise_or bitwise_xor", lambda of: of[-1].is_floating_point),
+    ("bitwise_left_shift bitwise_right_shift", lambda of: of[-1].is_floating_point or of[-1] == torch.bool),
+)
+_RULES = [(frozenset([getattr(aten, name) for name in names.split()]), rule) for names, rule in _REFUSES]
 _PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward binary_cross_entropy")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
 _NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY = [_TORCHS[op] for op in _PARTLY]
@@ -106,9 +112,10 @@ _NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY = [_TORCHS[op] for op in _PARTLY]
 def stays_whole(node: Node) -> bool:
     """Whether a call is of dtypes of which loops would compute what eager does not, as it raises or has a way of its
     own: told by its operands', in order, and its result's."""
-    refuses = _REFUSES.get(getattr(node.target, "overloadpacket", None))
-    dtypes = (x.dtype for a in (*node.args, node) if isinstance(a, Node) and isinstance(x := a.meta.get("val"), Tensor))
-    return refuses is not None and refuses([*dtypes])
+    packet = getattr(node.target, "overloadpacket", None)
+    rules = [rule for packets, rule in _RULES if packet in packets]
+    values = [a.meta.get("val") for a in (*node.args, node) if rules and isinstance(a, Node)]
+    return any(rule([x.dtype for x in values if isinstance(x, Tensor)]) for rule in rules)
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -167,6 +174,8 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
 
 def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """A norm by torch's table, which on a processor rounds the statistics of 16 bits, whatever parameters are."""
+    if any(isinstance(y, Tensor) and y.dtype not in (x.dtype, _widen(x).dtype) for y in args):
+        return NotImplemented  # eager refuses
     out, *statistics = norm(_widen(x) if x.device.type == "cpu" else x, *args)
     return out.to(x.dtype), *statistics
 

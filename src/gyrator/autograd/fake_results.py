@@ -301,6 +301,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     # fake kernels promote where real ones have the type of the input
     **{op: lambda x, *of, op=op: op(x, *of).to(x.dtype) for op in overloads("huber_loss soft_margin_loss")},
     aten.soft_margin_loss_backward.default: lambda g, x, *of: aten.soft_margin_loss_backward.default(g, x, *of).to(x),
+    aten.pow.Tensor_Scalar: lambda x, n: _pointwise(aten.pow.Tensor_Scalar, x, n).to(torch.result_type(x, n)),
     # of a vector there is one loss, a scalar, which torch states as a vector
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
         x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)
