@@ -65,6 +65,5 @@ def progress_for(kind: str, title: str, stream: TextIO | None = None) -> Progres
     out = sys.stderr if stream is None else stream
     if kind == "off":
         return Lines(title, out, inf)
-    if kind == "bar" or (kind == "auto" and out.isatty()):
-        return Bar(title, Console(file=out))
-    return Lines(title, out)
+    bar = kind == "bar" or (kind == "auto" and out.isatty())
+    return Bar(title, Console(file=out)) if bar else Lines(title, out)

@@ -180,6 +180,11 @@ REFUSED = {
     "the largest of what a mask chooses": lambda x: x[x > 9].max(0),
     "an integer to a negative power": lambda x: x.int() ** -1,
     "a byte filled with more than it holds": lambda x: x.to(torch.int8).fill_(300),
+    "bytes up to more than they hold": lambda x: x.to(torch.uint8).clamp(max=300),
+    "a sum with more bytes than one holds": lambda x: torch.add(x.to(torch.uint8), x.to(torch.uint8), alpha=300),
+    "bytes padded with more than they hold": lambda x: torch.nn.functional.pad(x.to(torch.uint8), (1, 1), value=300),
+    "a byte set to more than it holds": lambda x: x.to(torch.uint8).index_fill(0, torch.tensor([0]), 300),
+    "a byte to a power that it does not hold": lambda x: x.to(torch.uint8) ** 300,
     "a byte chosen that holds less": lambda x: torch.where(x > 9, x.to(torch.int8), -129),
 }
 

@@ -172,9 +172,8 @@ def _check_range(c: Index, extent: Index) -> str | None:
     low, high = lower(c), upper(c)
     if low is not None and is_nonnegative(-low - 1):
         return f"reaches {low}"
-    if high is not None and is_nonnegative(high - extent):
-        return f"reaches {high}, the extent is {extent}"
-    return None
+    beyond = high is not None and is_nonnegative(high - extent)
+    return f"reaches {high}, the extent is {extent}" if beyond else None
 
 
 def _reaches_its_bounds(index: Index) -> bool:

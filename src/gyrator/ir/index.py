@@ -439,9 +439,7 @@ def _pick(a: Index | None, b: Index | None, *, smallest: bool) -> Index | None:
         return None
     if is_nonnegative(b - a):
         return a if smallest else b
-    if is_nonnegative(a - b):
-        return b if smallest else a
-    return None
+    return (b if smallest else a) if is_nonnegative(a - b) else None
 
 
 def lower(index: Index) -> Index | None:

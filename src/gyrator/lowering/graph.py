@@ -23,7 +23,7 @@ from gyrator.lowering.builder import Builder, Family, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.typed import COMPUTED, number, op, promoting_like
+from gyrator.lowering.typed import COMPUTED, holds, number, op, promoting_like
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 
@@ -32,6 +32,8 @@ aten = torch.ops.aten
 FAMILIES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
 LOWERINGS: Family = {op: row for family in FAMILIES for op, row in family.LOWERINGS.items()}
 """Every lowering by operator overload; no operator stands in two families. Others become extern calls."""
+_CHECKED = frozenset("add addcdiv addcmul clamp clamp_max clamp_min constant_pad_nd index_fill pow scatter sub".split())
+"""What eager's kernels refuse numbers for that the type of the result does not hold."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class _Lowering:
         dtypes = {torch.complex64 if isinstance(x, complex) else x.dtype for x in typed}
         moves = op in views.LOWERINGS  # computes nothing, and so takes any dtype
         table = COMPLEX if not moves and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
-        lowering = None if stays_whole(node) or (op in creation.RANDOM and not self.random) else table.get(op)
+        left = stays_whole(node) or (op in creation.RANDOM and not self.random)
+        left |= op._opname in _CHECKED and not all(holds(node.meta["val"].dtype, a) for a in (*args, *kwargs.values()))
+        lowering = None if left else table.get(op)
         lowering = lowering or pointwise.REGISTERED_LATE.get(str(op))
         if lowering is not None and (moves or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)

@@ -57,6 +57,12 @@ def constant(value: Scalar, dtype: torch.dtype) -> Const:
     return Const((int(value) - info.min) % (1 << info.bits) + info.min, dtype)
 
 
+def holds(dtype: torch.dtype, value: object) -> bool:
+    """Whether a number, if ``value`` is one, is within the range of a type of integers."""
+    most = 1 << 8 * dtype.itemsize - dtype.is_signed
+    return not isinstance(value, (int, float)) or dtype.is_floating_point or -most <= value < most
+
+
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
     """``expr`` converted to ``dtype`` as ``Tensor.to`` does; constants are converted now."""
     if expr.dtype == dtype:

@@ -132,8 +132,7 @@ def _import_text(alias: str, target: object) -> str:
 def _input_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         shape, strides = ([_number(n) for n in sizes] for sizes in (value.shape, value.stride()))
-        known = number_behind(value)
-        if known is not None:
+        if (known := number_behind(value)) is not None:
             return f"torch.tensor({_number(known)}, dtype={value.dtype})"
         device = "" if value.device.type == "cpu" else f', device="{value.device.type}"'
         return f"random_tensor({tuple(shape)}, {tuple(strides)}, {value.dtype}{device})"

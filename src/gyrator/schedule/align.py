@@ -133,9 +133,8 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
             pairs[low] = _lowest(digits_r, common, rsub).index()
         if digits_l or digits_r:
             return None
-    if len(set(pairs.values())) != len(pairs):
-        return None
-    return Unification(close({**lsub, **pairs}), close(rsub))
+    alone = len(set(pairs.values())) == len(pairs)
+    return Unification(close({**lsub, **pairs}), close(rsub)) if alone else None
 
 
 def _renaming(left: Sequence[Index], right: Sequence[Index]) -> dict[Atom, Index] | None:

@@ -326,9 +326,8 @@ class Writer:
         return Load(*self._row(value)) if isinstance(root, Scan) else self._exprs(member, level)[k]
 
     def _result_of(self, value: Value) -> Expr:
-        if self.shape.style is Style.SHEET:
-            return cast(Load(*self._row(value)), value.dtype)
-        return self._ref(value)
+        of_row = self.shape.style is Style.SHEET
+        return cast(Load(*self._row(value)), value.dtype) if of_row else self._ref(value)
 
     def _choose_rows(self) -> None:
         """Give a scratch row to each value that a later level needs and that is dear to recompute and not stored."""

@@ -149,6 +149,5 @@ def build_templated(
 
 def _after(contract: Contract, body: Body) -> Body:
     """The loops, with the template before their innermost stages."""
-    if isinstance(body[0], Loop):
-        return (replace(body[0], body=_after(contract, body[0].body)),)
-    return (contract, *body)
+    first = body[0]
+    return (replace(first, body=_after(contract, first.body)),) if isinstance(first, Loop) else (contract, *body)
