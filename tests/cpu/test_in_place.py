@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gyrator
+from tests.acceptance import check
 
 
 def momentum(x: Tensor, p: Tensor) -> Tensor:
@@ -339,3 +340,14 @@ def test_views_of_a_parameter_that_is_written_without_gradients_can_be_returned(
     assert [x.tolist() for x in (*found, given[0])] == [x.tolist() for x in (*wanted, given[1])]
     assert found[0].data_ptr() == view(given[0]).data_ptr()
     assert [x.requires_grad for x in found] == [x.requires_grad for x in wanted]
+
+
+def test_results_go_where_out_says_though_a_status_of_no_elements_is_resized(backend: str) -> None:
+    def program(x: Tensor, inverse: Tensor, root: Tensor, size: Tensor) -> Tensor:
+        torch.linalg.inv(x, out=inverse)
+        torch.linalg.cholesky(x, out=root)
+        torch.linalg.det(x, out=size)
+        return inverse @ root * size
+
+    x = torch.randn(4, 4)
+    check(program, (x @ x.t() + torch.eye(4), *[torch.zeros(4, 4) for _ in range(2)], torch.zeros(())), backend=backend)

@@ -76,8 +76,7 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
 def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False) -> None:
     """Gives the alias the value `value`, and its root and everything between the values that follow from it. Where the
     alias shows an element in several places, only a write is possible that is `even`: the same in all places."""
-    chain: list[tuple[Alias, Node]] = []
-    link = alias
+    chain, link = list[tuple[Alias, Node]](), alias
     value = build.converted(value, alias.node.meta["val"].dtype)  # its own: x.add_(float64), x.gt_(0)
     if repeats := bool(_repeated(alias.root.tensor)):  # an input that was expanded
         chain.append((alias, value))
@@ -93,6 +92,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder, *, even: bool = False)
     root = alias.root
     torch_compat.set_number_behind(root.tensor, None)
     wanted, given = root.node.meta["val"], value.meta["val"]
+    wanted = wanted if wanted.ndim == given.ndim else root.tensor  # an `out` of no elements was resized
     alike = wanted is given or all(guard_or_false(a == b) for a, b in zip(wanted.stride(), given.stride(), strict=True))
     alike = alike or guard_or_false(wanted.numel() <= 1)
     root.node = value if alike else build.restrided(value, wanted)  # later views count on the layout
