@@ -218,6 +218,12 @@ def test_powers_of_bools_have_the_types_of_eagers() -> None:
     check(lambda x: (x**True, x**False, x**2, x**0, x**0.5, 2**x), [mask], backend="gyrator")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_are_turned_and_looked_for(dtype: torch.dtype) -> None:
+    x, many = torch.arange(12).view(3, 4).to(dtype), torch.arange(4, 44).to(dtype)
+    check(lambda x, many: (x.roll(1, 0), torch.isin(x, many), torch.angle(x)), [x, many], backend="gyrator")
+
+
 class Turned(Tensor):
     """A subclass that changes functions of Python alone: a sine is a cosine."""
 

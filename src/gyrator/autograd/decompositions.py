@@ -97,6 +97,7 @@ _REFUSES: Sequence[tuple[str, Callable[[Sequence[torch.dtype]], bool]]] = (
     ("nll_loss_forward nll_loss2d_forward", lambda of: of[1] not in (torch.int64, torch.uint8)),
     ("index_copy index_fill", lambda of: of[1] != torch.int64),
     ("index_add index_select", lambda of: of[1].itemsize < 4),
+    ("isin roll", lambda of: of[0].itemsize > 1 and not of[0].is_signed),
     ("hypot nextafter", lambda of: not of[-1].is_floating_point),
     ("fmod remainder", lambda of: of[-1] == torch.bool),
     ("pow", lambda of: of[:2] == [torch.bool, torch.bool]),

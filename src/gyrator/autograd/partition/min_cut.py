@@ -124,9 +124,8 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
         return _region_ban(node)
     if kind is Cost.EQUALITY and not any(source.meta.get("repeated") for source in node.all_input_nodes):
         return Ban("other numbers may be equal when they are computed again", False)
-    if node.op != "call_function" or node.meta.get("backward"):
-        return None
-    if kind in (Cost.VIEW, Cost.NUMBER) or node not in joint.forward_nodes:
+    of_forward = node.op == "call_function" and node in joint.forward_nodes and not node.meta.get("backward")
+    if not of_forward or kind in (Cost.VIEW, Cost.NUMBER):
         return None
     if kind is Cost.HEAVY:
         return Ban("takes too long to compute again", True)
