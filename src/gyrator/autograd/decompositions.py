@@ -113,8 +113,7 @@ _NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY = [_TORCHS[op] for op in _PARTLY]
 def stays_whole(node: Node) -> bool:
     """Whether a call is of dtypes of which loops would compute what eager does not, as it raises or has a way of its
     own: told by its operands', in order, and its result's."""
-    packet = getattr(node.target, "overloadpacket", None)
-    rules = [rule for packets, rule in _RULES if packet in packets]
+    rules = [rule for packets, rule in _RULES if getattr(node.target, "overloadpacket", None) in packets]
     values = [a.meta.get("val") for a in (*node.args, node) if rules and isinstance(a, Node)]
     return any(rule([x.dtype for x in values if isinstance(x, Tensor)]) for rule in rules)
 

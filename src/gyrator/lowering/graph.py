@@ -149,8 +149,7 @@ class _Lowering:
         table = COMPLEX if not moves and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
         left = stays_whole(node) or (op in creation.RANDOM and not self.random)
         left |= op._opname in _CHECKED and not all(holds(node.meta["val"].dtype, a) for a in (*args, *kwargs.values()))
-        lowering = None if left else table.get(op)
-        lowering = lowering or pointwise.REGISTERED_LATE.get(str(op))
+        lowering = (None if left else table.get(op)) or pointwise.REGISTERED_LATE.get(str(op))
         if lowering is not None and (moves or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)
             if node in self.rounding and not moves:
