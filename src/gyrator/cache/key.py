@@ -31,7 +31,6 @@ _PLAIN = (bool, int, float, complex, str, type(None), type(...), *_OF_TORCH)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _SYMBOL = re.compile(r"\b[A-Za-z_]\w*\d\b")
-_TORCHS_OWN = ("aten", "prims")
 _LIBRARIES = ("torch", "_operator", "math", "builtins")
 
 
@@ -60,8 +59,8 @@ def graph_key(
 ) -> Key | None:
     """The key of a functional ATen graph, or of a captured one, with torch's functions and the user's lines.
 
-    None for one that is compiled anew each time: with arguments that are neither numbers, tensors nor names; a captured
-    one also with functions, operators or modules that are not torch's own, whose code may change.
+    None for one that is compiled anew each time: with arguments that are neither numbers, tensors nor names, or with
+    modules; a captured one also with functions or operators that are not torch's own, whose code may change.
 
     Args:
         graph: nodes with `meta["val"]`, unless it was captured.
@@ -136,6 +135,8 @@ class _Writer:
         for node in module.graph.nodes:
             args = ", ".join(self.value(a, numbers) for a in node.args)
             kwargs = ", ".join(f"{k}={self.value(v, numbers)}" for k, v in sorted(node.kwargs.items()))
+            if node.op == "call_module":
+                raise _Uncacheable(f"a call of the module {node.target}, whose code and tensors may change")
             target = "" if node.op in ("placeholder", "output") else self.target(node.target)
             meta = self.meta(node.meta.get("val"))
             bindings = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
@@ -161,13 +162,12 @@ class _Writer:
             raise _Uncacheable(f"attribute {path} of type {type(found).__name__}")
 
     def target(self, target: object) -> str:
-        if isinstance(target, (str, HigherOrderOperator)):
-            if str(target).startswith("triton_kernel"):
-                raise _Uncacheable("a Triton kernel, which only this process knows by its number")
-            return str(target)
-        if isinstance(target, (OpOverload, OpOverloadPacket)):
-            if self.captured and str(target).partition(".")[0] not in _TORCHS_OWN:
-                raise _Uncacheable(f"a call of {target}, whose gradient may change")
+        of_library = isinstance(target, (OpOverload, OpOverloadPacket))
+        if of_library and self.captured and str(target).partition(".")[0] not in ("aten", "prims"):
+            raise _Uncacheable(f"a call of {target}, whose gradient may change")
+        if isinstance(target, HigherOrderOperator) and str(target).startswith("triton_kernel"):
+            raise _Uncacheable("a Triton kernel, which only this process knows by its number")
+        if of_library or isinstance(target, (str, HigherOrderOperator)):
             return str(target)
         # a function of torch's or Python's own, by the name under which it is found again
         name = torch_compat.qualified_name(target) or ""

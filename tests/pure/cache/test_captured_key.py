@@ -94,6 +94,11 @@ def test_operators_that_are_not_torchs_have_none() -> None:
         assert key_of(lambda x: torch.ops.gyrator_key_test.twice(x), X) is None
 
 
+def test_calls_of_modules_have_none_as_what_these_hold_is_not_in_the_graph() -> None:
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.LeakyReLU(0.1)))
+    assert graph_key(gm, Config(), captured=(X,)) is None
+
+
 def test_a_checkpoint_whose_policy_is_the_users_has_none() -> None:
     def save_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.PREFER_RECOMPUTE
