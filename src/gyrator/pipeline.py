@@ -105,11 +105,9 @@ class Process:
         kernels, config = self.stores(session).kernels, session.config
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)
         gpu = GpuKernels(folder, kernels, build, moved, tuned=tuned)
-        lent = pool if config.reuse_buffers else None
-        return Runtime(
-            folder, lent, ready.constants, moved, config.threads, note=note, regions=ready.regions, gpu=gpu,
-            workspace=Workspaces(self.recorded),
-        )  # fmt: skip
+        lent, space = pool if config.reuse_buffers else None, Workspaces(self.recorded)
+        given = (folder, lent, ready.constants, moved, config.threads)
+        return Runtime(*given, note=note, regions=ready.regions, gpu=gpu, workspace=space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +132,14 @@ class _Task:
         return [(update.input, update.output) for update in self.info.updates]
 
     @property
+    def saved(self) -> tuple[int, int]:
+        """How many inputs at the start forward has saved, and how many outputs at the end are saved for backward."""
+        return (self.info.saved, 0) if self.info.kind == "backward" else (0, self.info.saved)
+
+    @property
     def results(self) -> range:
         """The outputs that the caller may keep; the others are saved for backward."""
-        return range(len(self.info.strides) - self.info.saved)
+        return range(len(self.info.strides) - self.saved[1])
 
     @property
     def shown(self) -> range:
@@ -160,8 +163,7 @@ def compile_graph(
     is too old; KernelBuildError; InternalCheckError if a stage broke its own rules."""
     by_operators = partial(interpret, graph, example_inputs, info)
     device = device_of(tensors_of(graph))
-    foreign = without_kernels(graph, device)
-    if foreign is not None:
+    if (foreign := without_kernels(graph, device)) is not None:
         session.warn(f"{foreign}: the graph runs operator by operator")
         return by_operators
     made = [n.meta["val"] for n in graph.graph.nodes if "unbacked_bindings" in n.meta]
@@ -174,9 +176,10 @@ def compile_graph(
             dump_graph(session.dump, "aten", graph, example_inputs)
         with session.stage("look up"):
             if not info.frozen:
-                roles = repr((task.updates, task.shown, task.results))
-                key = graph_key(graph, session.config, roles, shape_env=shape_env, target=targets.key())
-                task = replace(task, key=key)
+                static = info.static_inputs if session.config.cuda_graphs else ()
+                roles = repr((info.kind, task.updates, task.shown, task.results, task.saved, static))
+                target = targets.key()
+                task = replace(task, key=graph_key(graph, session.config, roles, shape_env=shape_env, target=target))
             entry = find(task.key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             return partial(_compiled, GraphCompiled(entry, True, session, moved=moved_places(entry, graph)), process)
@@ -209,10 +212,8 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
         session.dump.write("lowered", program_text(lowered.program))
     with session.stage("schedule"):
         slower = slower_fusions(builder) if config.benchmark_fusion else None
-        ask = tuner.ask if tuner else None
-        overlays, freed = task.info.kind == "inference", task.info.saved if task.info.kind == "backward" else 0
-        given = (lowered.program, session, targets.gpu, slower, ask, targets.cpu)
-        scheduled = schedule(*given, overlays=overlays, freed=freed)
+        given = (lowered.program, session, targets.gpu, slower, tuner.ask if tuner else None, targets.cpu)
+        scheduled = schedule(*given, overlays=task.info.kind == "inference", freed=task.saved[0])
         for op in called(lowered.fallbacks, scheduled):
             session.counters.add_extern(op)
     return lowered, scheduled, () if tuner is None else tuner.choices
@@ -229,16 +230,14 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
     with session.stage("record"):
         record = describe(session, info.kind, lowered.program, scheduled, kernels.texts)
         record = replace(record, choices=tuple(choices))
-        kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
         called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
         regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
-        again = None if regions else task.key  # regions run from graphs that this process holds
         recorded = recordable(plan, info) and not regions
         notes: dict[str, Json] = {
             "facts": facts_of(task.shape_env, task.guards, task.key),
             "places": numbered_places(task.graph, kernels.places),
             COUNTERS: {**record.counters},
-            RECORDED: [task.device.index, kept, saved, *info.static_inputs] if recorded else None,
+            RECORDED: [task.device.index, *task.saved, *info.static_inputs] if recorded else None,
         }
         files: dict[str, Content] = {WRAPPER: text, RECORD: msgspec.json.encode(record).decode()}
         if not info.frozen:
@@ -250,7 +249,8 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         with session.stage("build"):
             built = kernels.wait()
         with session.stage("store"):
-            entry = keep(again, {**built, **files}, notes, task.stores)
+            # regions run from graphs that this process holds
+            entry = keep(None if regions else task.key, {**built, **files}, notes, task.stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry)
         compiled = _compiled(GraphCompiled(entry, False, session, regions, constants), task.process)

@@ -204,3 +204,11 @@ def test_a_program_whose_graph_is_gone_says_so(tmp_path: Path, capsys: pytest.Ca
         run(torch.ones(5))
         assert f"_program is not in the cache; {reason}" in capsys.readouterr().out
         shutil.rmtree(tmp_path / "graphs")
+
+
+def test_what_a_recording_leaves_in_place_is_part_of_a_graphs_key(tmp_path: Path) -> None:
+    options = {"cache_dir": tmp_path, "cuda_graphs": True}
+    for given in (torch.ones(5), torch.nn.Buffer(torch.ones(5)), torch.nn.Buffer(torch.zeros(5))):
+        torch._dynamo.reset()
+        gyrator.compile(lambda x: torch.tanh(x) + 1, options=options)(given)
+    assert len([*(tmp_path / "graphs").glob("??/*")]) == 2
