@@ -271,10 +271,9 @@ def is_of_user(fake: Any) -> bool:
 def qualified_name(function: object) -> str | None:
     """`torch.nn.functional.gelu` and so on, also for functions written in C; None if it has no name."""
     try:
-        name = torch.fx.node._get_qualified_name(function)  # type: ignore[arg-type]
+        return torch.fx.node._get_qualified_name(function).replace("__torch__.", "")  # type: ignore[arg-type]
     except (RuntimeError, AttributeError):
         return None
-    return name.replace("__torch__.", "")
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -371,9 +370,10 @@ def float8_saturates() -> bool:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements of a CPU tensor row by row."""
+    """The elements of a CPU tensor row by row; of a copy, as a single one counts as contiguous with any stride."""
     with outside_tracing():
-        return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        rows = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+        return rows.view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def checkpoint_policy(body: Any) -> Callable[..., bool] | None:

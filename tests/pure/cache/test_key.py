@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gyrator.cache.key import Key, differing, graph_key
 from gyrator.config import Config
+from gyrator.torch_compat import raw_bytes
 
 
 def traced(function: Callable[..., Any], *args: torch.Tensor, mode: str = "fake") -> fx.GraphModule:
@@ -97,6 +98,12 @@ def test_constants_count_by_content() -> None:
 
     assert with_constant([1.0, 2.0]) == with_constant([1.0, 2.0])
     assert differing(with_constant([1.0, 2.0]), [with_constant([1.0, 3.0]).fields]) == ("constants",)
+
+
+def test_constants_lie_in_any_way() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    for constant in (numbers.conj()[1:], numbers.conj().imag[::2], numbers.expand(3, 2), numbers[:0]):
+        assert raw_bytes(constant) == constant.clone().contiguous().numpy(force=True).tobytes()
 
 
 def test_names_of_symbols_do_not_matter() -> None:
