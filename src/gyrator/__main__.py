@@ -57,11 +57,11 @@ def bisect(context: typer.Context) -> None:
 @cache.command()
 def info() -> None:
     """Show the cache's folder, and files and bytes of each kind."""
-    folder, console = Config.from_options().cache_folder, Console()
-    console.print(str(folder), highlight=False)
+    folder = Config.from_options().cache_folder
+    print(folder)
     for kind in KINDS:
         sizes = [p.stat().st_size for p in (folder / kind).rglob("*") if p.is_file()]
-        console.print(f"  {kind}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB", highlight=False)
+        print(f"  {kind}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
 
 
 @cache.command()
@@ -73,7 +73,7 @@ def clear() -> None:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    Console().print(f"{folder} is cleared", highlight=False)
+    print(f"{folder} is cleared")
 
 
 @app.command()

@@ -165,6 +165,13 @@ def test_text_and_json_hold_the_kernels(new: gyrator.insight.Report) -> None:
     assert name in json.dumps(json.loads(new.json())["programs"][0]["graphs"][0])
 
 
+def test_a_folder_with_brackets_is_shown_as_it_is(new: gyrator.insight.Report) -> None:
+    (program,) = new.data.programs
+    graphs = (replace(program.graphs[0], wrapper="/[bold]/[/lab]/w.py"),)
+    report = gyrator.insight.Report(replace(new.data, programs=(replace(program, graphs=graphs),)))
+    assert "/[bold]/[/lab]/w.py" in str(report)
+
+
 def test_configs_that_were_timed_are_shown_with_their_times(new: gyrator.insight.Report) -> None:
     name = forward(new).record.kernels[0].name
     candidates = (

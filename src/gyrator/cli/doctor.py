@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from gyrator.config import Config, unknown_environment
@@ -39,20 +40,19 @@ def run_doctor(config: Config, console: Console) -> int:
     table = Table("", Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
     for finding in found:
         style, mark = ("red", "!!") if finding.advice else ("dim", "-") if finding.absent else ("green", "ok")
-        table.add_row(f"[{style}]{mark}[/]", finding.topic, finding.found)
+        table.add_row(f"[{style}]{mark}[/]", finding.topic, escape(finding.found))
     console.print(table, highlight=False)
     for finding in found:
         if finding.advice:
-            console.print(f"{finding.topic}: {finding.advice}", style="red", highlight=False)
+            console.print(escape(f"{finding.topic}: {finding.advice}"), style="red", highlight=False)
     return int(any(finding.advice for finding in found))
 
 
 def findings(config: Config) -> Iterator[Finding]:
     """Everything that decides what gyrator can do here."""
     yield Finding("gyrator", f"{__version__} in {Path(__file__).parents[1]}")
-    yield from (_python(), _torch(), _backend())
-    yield from (_compiler(config), _instruction_set(config), _threads(config))
-    yield from (_triton(), *_gpus(), _cache(config))
+    yield from (_python(), _torch(), _backend(), _compiler(config), _instruction_set(config))
+    yield from (_threads(config), _triton(), *_gpus(), _cache(config))
     for line in unknown_environment(os.environ):
         yield Finding("environment", line, "correct or unset it; docs/config.md lists the variables")
 

@@ -54,7 +54,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     record = graph.record
     seconds = graph.kernel_seconds()
     source = "from the cache" if graph.cached else f"compiled ({graph.missed or 'not looked up'})"
-    console.print(f"\n[bold]{record.name}[/] {escape(source)}; {graph.wrapper}", highlight=False)
+    console.print(f"\n[bold]{record.name}[/] {escape(source)}; {escape(graph.wrapper)}", highlight=False)
     kernels = [
         (
             kernel.name,

@@ -92,6 +92,13 @@ def test_the_cache_is_described_and_cleared(tmp_path: Path) -> None:
     assert "kernels: 0 files" in RUN.invoke(app, ["cache", "info"], env=env).stdout
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["cache", "info"], ["cache", "clear"]])
+def test_folders_with_brackets_are_printed_as_they_are(command: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "[bold] [" / "lab]"
+    result = RUN.invoke(app, command, env={"GYRATOR_CACHE_DIR": str(folder), "COLUMNS": "400"})
+    assert str(folder) in result.stdout
+
+
 def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     outside, cache = tmp_path / "outside", tmp_path / "cache"
     outside.mkdir()
