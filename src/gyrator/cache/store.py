@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -62,14 +61,13 @@ class Store:
         ``spare`` takes what they cannot take (they are read-only, or the disk is full).
 
         Raises: PermissionError if the folder belongs to someone else or others may write into it."""
-        self._folder, self._remote, self._shared = root / kind, remote, f"gyrator:{FORMAT}:{kind}:"
-        self._spare = spare
+        self._folder, self._remote, self._spare, self._shared = root / kind, remote, spare, f"gyrator:{FORMAT}:{kind}:"
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
             if status.st_uid != os.getuid():
                 raise PermissionError(f"{folder} belongs to another user")
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if status.st_mode & 0o022:
                 raise PermissionError(f"others may write into {folder}")
 
     def find(self, key: str, warn: Callable[[str], object], *, again: bool = False) -> Entry | None:
@@ -107,10 +105,6 @@ class Store:
 
     def _put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         place = self._place(key)
-        with suppress(OSError, ValueError, AttributeError):
-            there = json.loads((place / MANIFEST).read_text("utf-8"))
-            if (there.get("format"), there.get("digest")) != (FORMAT, _notes_digest(notes)):
-                self.remove(key)
         with self._draft(place) as draft:
             for name, content in files.items():
                 _write(draft / name, content)
@@ -124,16 +118,17 @@ class Store:
 
     @contextmanager
     def _draft(self, place: Path) -> Iterator[Path]:
-        """A folder to write to, which gets its place if there is a manifest in it."""
+        """A folder to write to, which gets its place if there is a manifest in it. What is there goes if it differs."""
         place.parent.mkdir(mode=0o700, exist_ok=True)
         with self._temporary() as draft:
-            try:
-                yield Path(draft)
-                if Path(draft, MANIFEST).exists():
+            yield Path(draft)
+            if Path(draft, MANIFEST).exists():
+                try:
                     os.rename(draft, place)
-            except OSError:  # not empty: it exists by now
-                if not (place / MANIFEST).exists():
-                    raise
+                except OSError:  # not empty: another writer was first
+                    if _about(place) != _about(Path(draft)):
+                        self.remove(place.name)
+                        os.rename(draft, place)
 
     def put_anonymous(self, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         """Write an entry that nobody will look up."""
@@ -182,6 +177,14 @@ def files_digest(*paths: Path) -> str:
 
 def _notes_digest(notes: Mapping[str, Json]) -> str:
     return digest(json.dumps(notes, sort_keys=True))
+
+
+def _about(folder: Path) -> object:
+    """The format of an entry and the digest of its notes; None of what is no entry."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        return manifest["format"], manifest["digest"]
+    return None
 
 
 def _write(path: Path, content: Content) -> None:

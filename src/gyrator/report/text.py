@@ -51,8 +51,7 @@ def _program(console: Console, program: ProgramReport) -> None:
 
 
 def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
-    record = graph.record
-    seconds = graph.kernel_seconds()
+    record, seconds = graph.record, graph.kernel_seconds()
     source = "from the cache" if graph.cached else f"compiled ({graph.missed or 'not looked up'})"
     console.print(f"\n[bold]{record.name}[/] {escape(source)}; {escape(graph.wrapper)}", highlight=False)
     kernels = [
@@ -76,14 +75,12 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     timed = [(name, c) for name, candidates in graph.candidates.items() for c in candidates]
     tried = [(name, c.config, _us(c.milliseconds, 1e3) or "refused", "x" if c.chosen else "") for name, c in timed]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
-    trials = [(choice.title, t) for choice in record.choices for t in choice.trials]
-    chosen = [(title, t.name, _us(t.milliseconds, 1e3), t.failure) for title, t in trials]
+    chosen = [(c.title, t.name, _us(t.milliseconds, 1e3), t.failure) for c in record.choices for t in c.trials]
     _table(console, "candidates, the chosen first", ("choice", "candidate", "us", "why not"), chosen)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
     pairs = [(u.producer, u.reader, size_text(u.bytes), u.reason, u.reader_place) for u in apart]
     _table(console, "not fused", ("producer", "reader", "bytes", "why", "reader's place"), pairs)
-    held = [(h.value, size_text(h.bytes), h.place) for h in record.holders]
-    peak = max(record.memory, default=0)
+    held, peak = [(h.value, size_text(h.bytes), h.place) for h in record.holders], max(record.memory, default=0)
     _table(console, f"memory at the peak of {size_text(peak)}", ("value", "bytes", "from"), held)
 
 

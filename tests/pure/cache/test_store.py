@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.cache.store import MANIFEST, Store
+from gyrator.cache.store import MANIFEST, Content, Store
 
 KEY = "ab" + "0" * 62
 
@@ -111,6 +111,28 @@ def test_an_entry_for_other_facts_takes_the_place_of_one_that_is_there(tmp_path:
     found = store.find(KEY, pytest.fail)
     assert found is not None and found.notes == {"facts": ["s_0 < 30"]}
     assert not list((tmp_path / "graphs").glob("draft-*"))
+
+
+def test_a_writer_for_other_facts_who_was_first_meanwhile_has_not_written_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = Store(tmp_path, "graphs"), Store(tmp_path, "graphs")
+
+    def overtaken(path: Path, content: Content) -> None:
+        monkeypatch.undo()
+        other.put(KEY, {"a": "first"}, {"facts": ["s_0 >= 30"]})
+        path.write_text(str(content))
+
+    monkeypatch.setattr("gyrator.cache.store._write", overtaken)
+    assert store.put(KEY, {"a": "second"}, {"facts": ["s_0 < 30"]}).text("a") == "second"
+
+
+def test_an_entry_stays_until_another_one_is_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path, "graphs")
+    first = store.put(KEY, {"a": "first"}, {"facts": ["s_0 >= 30"]})
+    with pytest.raises(FileNotFoundError):
+        store.put(KEY, {"a": tmp_path / "nowhere"}, {"facts": ["s_0 < 30"]})
+    assert first.text("a") == "first"
 
 
 def test_folder_is_the_users_own(tmp_path: Path) -> None:
