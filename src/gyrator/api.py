@@ -1,5 +1,6 @@
 """The user's doors: `gyrator.compile` and `gyrator.reset`."""
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypedDict, TypeVar, Unpack, overload
@@ -32,13 +33,13 @@ def compile(
     model: Callable[P, R] | None = None, **options: Unpack[_Options]
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function or module; without one, a decorator that does. The same as `torch.compile(backend="gyrator")`,
-    except that a wrong mode or option is reported at once instead of at the first call.
+    except that a wrong mode or option is reported at once, not at the first call, and that threads may begin together.
 
     Raises: UnknownOption, InvalidOption."""
     given = options.get("options")
     Config.from_options(options.get("mode"), given)
     options["options"] = dict(given) if given else None
-    return torch.compile(model, backend="gyrator", **options)  # type: ignore[arg-type]
+    return torch.compile(model, backend=importlib.import_module("gyrator.backend").gyrator, **options)  # type: ignore[arg-type]
 
 
 def reset() -> None:

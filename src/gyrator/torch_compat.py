@@ -31,8 +31,7 @@ def register_backend(name: str, target: str) -> None:
 
     torch reads of it in the metadata of the package, which a source tree has too (`src/gyrator.dist-info`). Here it is
     put into torch's table, in case torch looked for backends before the package was on Python's path."""
-    registry = sys.modules.get("torch._dynamo.backends.registry")
-    if registry is not None:
+    if (registry := sys.modules.get("torch._dynamo.backends.registry")) is not None:
         registry._BACKENDS.setdefault(name, EntryPoint(name, target, "torch_dynamo_backends"))
 
 

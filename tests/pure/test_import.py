@@ -54,6 +54,18 @@ def test_what_a_first_call_loads_does_not_bring_what_builds_extensions() -> None
     assert out == "[]\n"
 
 
+def test_threads_may_be_the_first_to_compile_together() -> None:
+    """torch's own look-up of a backend's name fails in all threads but one."""
+    out = python(
+        "import gyrator, threading\n"
+        "threads = [threading.Thread(target=gyrator.compile, args=(abs,)) for _ in range(4)]\n"
+        "threading.excepthook = print\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()"
+    )
+    assert out == ""
+
+
 @pytest.mark.parametrize("earlier", ["", "import torch._dynamo.backends.registry as r; r.list_backends()"])
 def test_torch_finds_the_backend_by_name_from_a_source_tree(earlier: str) -> None:
     """Whether or not torch had looked up its backends before gyrator was imported."""
