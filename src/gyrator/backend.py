@@ -135,7 +135,8 @@ def _compile(
 ) -> tuple[Traced, Sequence[str]]:  # fmt: skip
     """A program compiled or found, and the files of its graphs' programs."""
     start = time.perf_counter()
-    shape_env, device = torch_compat.shape_env_of(inputs.values), device_of(inputs.values)
+    inside = [node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes]
+    shape_env, device = torch_compat.shape_env_of(inputs.values), device_of([*inputs.values, *inside])
     guards = 0 if shape_env is None else len(shape_env.guards)
     session = Session(config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None)
     with session as program, ExitStack() as parts:
@@ -201,13 +202,12 @@ def _compile(
         )
         if config.freezing and isinstance(traced.run, Differentiable):
             program.warn("freezing has no effect on a program that computes gradients; call it under torch.no_grad()")
-        record = records[0] if records else ProgramRecord()
+        about = records[0] if records else ProgramRecord()
         kept = [compiled.key for compiled in made if compiled.key is not None]
         if key is not None and len(kept) == len(made):
             with program.stage("store"):
-                about = msgspec.json.encode(record).decode()
-                keep_program(key, traced, kept, shape_env, guards, stores.programs, about)
-        program_compiled(program, gm, record, start, process.watch, cached=False)
+                keep_program(key, traced, kept, shape_env, guards, stores.programs, msgspec.json.encode(about).decode())
+        program_compiled(program, gm, about, start, process.watch, cached=False)
         return traced, [compiled.wrapper for compiled in made]
 
 

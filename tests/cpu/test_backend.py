@@ -20,6 +20,7 @@ import gyrator
 from gyrator.backend import gyrator as backend
 from gyrator.errors import IndexOutOfRange, KernelBuildError
 from gyrator.pipeline import frozen_garbage
+from gyrator.session import Session
 from tests.acceptance import check
 
 
@@ -247,3 +248,18 @@ def test_what_subclasses_do_in_python_is_done_once_and_their_tensors_are_written
         assert [type(tensor) for tensor in outputs] == [Turned, Turned] and w.grad is not None
         found.append([tensor.detach().as_subclass(Tensor) for tensor in (*outputs, x, w.grad)])
     torch.testing.assert_close(*found)
+
+
+def test_a_program_that_makes_tensors_on_a_gpu_is_looked_up_for_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = torch.fx.Graph()
+    moved = graph.call_method("to", (graph.placeholder("x"), "cuda"))
+    with FakeTensorMode():
+        moved.meta["example_value"] = torch.ones(3, device="cuda")
+    graph.output((moved,))
+
+    def looked_up(gm: object, inputs: object, given: object, env: object, session: Session, *more: object) -> None:
+        raise LookupError(session.device.type)
+
+    monkeypatch.setattr("gyrator.backend.program_key", looked_up)
+    with pytest.raises(LookupError, match="cuda"):
+        backend(torch.fx.GraphModule({}, graph), [torch.ones(3)])
