@@ -24,6 +24,7 @@ from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
 from gyrator.runtime.pool import Pool, Workspaces
+from gyrator.runtime.toolchain import cpu_isa
 from gyrator.schedule.plan import POOLED_BYTES
 
 WRAPPER = "wrapper.py"
@@ -130,8 +131,7 @@ class Runtime:
             address, bind = address_of(self._libraries[library], symbol), self._bind
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
-        places = [(size, None if at is None else Origin(*at)) for size, at in sites]
-        moved = [(size, at and self.moved.get(at, at)) for size, at in places]
+        moved = [(size, at and self.moved.get(Origin(*at), Origin(*at))) for size, at in sites]
         launch = bind(address, count, partial(raise_index_error, moved))
         return self._watched(symbol, partial(_in_range, symbol, launch) if self.named else launch)
 
@@ -142,8 +142,7 @@ class Runtime:
 
     def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:
         """`function`, after each call of which `note` is told the time of its work: on a GPU if operands are there."""
-        note = self.note
-        if note is None:
+        if (note := self.note) is None:
             return function
 
         def timed(*args: Any, **kwargs: Any) -> T:
@@ -169,6 +168,7 @@ class Runtime:
 
     @cached_property
     def _bind(self) -> Bind:
+        cpu_isa()  # asks for the tiles of AMX, which a script, or a process that times candidates, did not yet
         return load_launcher(self.folder / LAUNCHER)
 
 

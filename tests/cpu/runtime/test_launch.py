@@ -15,7 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.load import Bind, address_of, load_launcher, raise_index_error
+from gyrator.runtime.load import Bind, Runtime, address_of, load_launcher, raise_index_error
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
@@ -118,6 +118,17 @@ def test_kernels_outlive_their_functions_owner(built: tuple[ctypes.CDLL, Bind]) 
     functions = [bind(address_of(library, "fails"), 1, raise_status) for _ in range(100)]
     del functions
     assert bind(address_of(library, "fails"), 1, raise_status)(0, 1) == 0
+
+
+def test_whatever_process_loads_kernels_asks_for_the_processors_tiles(
+    built: tuple[ctypes.CDLL, Bind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A permission for AMX is not inherited by a new program: a script, or one that times candidates."""
+    asked: list[str] = []
+    monkeypatch.setattr("gyrator.runtime.load.cpu_isa", lambda: asked.append("isa"))
+    monkeypatch.setattr("gyrator.runtime.load.load_launcher", lambda path: built[1])
+    Runtime(tmp_path, None, _libraries={"library": built[0]}).kernel("library", "fails", 1)
+    assert asked == ["isa"]
 
 
 def test_index_out_of_range_names_the_users_place() -> None:
