@@ -30,8 +30,6 @@ FORMAT = 2
 
 MANIFEST = "manifest.json"
 
-_STALE_SECONDS = 3600.0
-
 Content = str | Path | Tensor
 """Of a file: a text; a file that is linked or copied; a tensor, whose elements are written row by row."""
 
@@ -140,10 +138,12 @@ class Store:
             self._place(key).rename(grave)
 
     def newest(self, limit: int) -> Iterator[Mapping[str, Any]]:
-        """The notes of the entries that were written last."""
+        """The notes of the entries that were written last, but those of damaged ones."""
         for manifest in sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_changed, reverse=True)[:limit]:
-            with suppress(OSError, ValueError, KeyError):
-                yield json.loads(manifest.read_text("utf-8"))["notes"]
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found = json.loads(manifest.read_text("utf-8"))
+                if found["digest"] == _notes_digest(found["notes"]):
+                    yield found["notes"]
 
     def _place(self, key: str) -> Path:
         return self._folder / key[:2] / key
@@ -154,7 +154,7 @@ class Store:
     def _sweep(self) -> None:
         """Remove what writers that were killed left behind."""
         for draft in self._folder.glob("draft-*"):
-            if _changed(draft) < time.time() - _STALE_SECONDS:
+            if _changed(draft) < time.time() - 3600:  # seconds
                 shutil.rmtree(draft, ignore_errors=True)
 
 

@@ -149,6 +149,14 @@ def test_an_entry_that_nobody_looks_up_has_its_notes(tmp_path: Path) -> None:
     assert (entry.text("a.txt"), entry.notes, entry.key) == ("text", {"recorded": [0, 1]}, None)
 
 
+@pytest.mark.parametrize("damage", ["null", "[]", "{", '{"notes": {}}', '{"notes": {"key": 3}, "digest": ""}'])
+def test_damaged_entries_are_not_among_the_newest(tmp_path: Path, damage: str) -> None:
+    store = Store(tmp_path, "graphs")
+    (store.put("cd" + KEY, {}, {"key": {}}).folder / MANIFEST).write_text(damage)
+    store.put(KEY, {}, {"key": {"graph": "a"}})
+    assert [*store.newest(2)] == [{"key": {"graph": "a"}}]
+
+
 def test_newest_entries_come_first(tmp_path: Path) -> None:
     store = Store(tmp_path, "graphs")
     for number in range(3):
