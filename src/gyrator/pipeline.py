@@ -137,14 +137,10 @@ class _Task:
         return (self.info.saved, 0) if self.info.kind == "backward" else (0, self.info.saved)
 
     @property
-    def results(self) -> range:
-        """The outputs that the caller may keep; the others are saved for backward."""
-        return range(len(self.info.strides) - self.saved[1])
-
-    @property
     def shown(self) -> range:
-        """The outputs whose strides the user sees: gradients' he does not."""
-        return range(0) if self.info.kind == "backward" else self.results
+        """The outputs that the user keeps, and whose strides he sees. Of gradients he keeps one set, whose strides he
+        does not see: that they take larger blocks, which values of forward left, makes the most memory at once less."""
+        return range(0) if self.info.kind == "backward" else range(len(self.info.strides) - self.info.saved)
 
 
 def compile_graph(
@@ -177,7 +173,7 @@ def compile_graph(
         with session.stage("look up"):
             if not info.frozen:
                 static = info.static_inputs if session.config.cuda_graphs else ()
-                roles = repr((info.kind, task.updates, task.shown, task.results, task.saved, static))
+                roles = repr((info.kind, task.updates, task.shown, task.saved, static))
                 target = targets.key()
                 task = replace(task, key=graph_key(graph, session.config, roles, shape_env=shape_env, target=target))
             entry = find(task.key, stores.graphs, example_inputs, session)
@@ -226,7 +222,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
     constants = {**lowered.constants, **packed}
     kernels = start_kernels(plan, task.targets, task.stores.kernels, session, task.process.workers)
     with session.stage("print wrapper"):
-        text = print_wrapper(plan, kernels.built, shown=task.shown, results=task.results, align=kernels.align)
+        text = print_wrapper(plan, kernels.built, shown=task.shown, align=kernels.align)
     with session.stage("record"):
         record = describe(session, info.kind, lowered.program, scheduled, kernels.texts)
         record = replace(record, choices=tuple(choices))

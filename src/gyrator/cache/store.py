@@ -30,6 +30,8 @@ FORMAT = 2
 
 MANIFEST = "manifest.json"
 
+_STALE_SECONDS = 3600.0
+
 Content = str | Path | Tensor
 """Of a file: a text; a file that is linked or copied; a tensor, whose elements are written row by row."""
 
@@ -154,7 +156,7 @@ class Store:
     def _sweep(self) -> None:
         """Remove what writers that were killed left behind."""
         for draft in self._folder.glob("draft-*"):
-            if _changed(draft) < time.time() - 3600:  # seconds
+            if _changed(draft) < time.time() - _STALE_SECONDS:
                 shutil.rmtree(draft, ignore_errors=True)
 
 

@@ -72,25 +72,21 @@ Kernels = Mapping[str, BuiltKernel | TritonKernel]
 """The kernels of a plan by their names there."""
 
 
-def print_wrapper(
-    plan: Plan, kernels: Kernels, shown: Container[int] = (), results: Container[int] = (), align: Container[Value] = ()
-) -> str:
+def print_wrapper(plan: Plan, kernels: Kernels, shown: Container[int] = (), align: Container[Value] = ()) -> str:
     """The text of the program that performs `plan`.
 
     A result of an operator that only operators read, or the user as an output at a position in `shown`, keeps
-    the strides that the operator gave it, as in eager; whatever else it promised. What the caller may keep, outputs at
-    positions in `results`, gets memory of hardly more than its size.
+    the strides that the operator gave it, as in eager; whatever else it promised. Outputs there get memory of hardly
+    more than their size, as the user may keep many.
 
     `kernels` has an entry for each kernel of the plan. Inputs in `align` that are not aligned are copied."""
-    return _Wrapper(plan, kernels, shown, results, align).text()
+    return _Wrapper(plan, kernels, shown, align).text()
 
 
 class _Wrapper:
     """One plan on its way into text: the names given, and the lines written so far."""
 
-    def __init__(
-        self, plan: Plan, kernels: Kernels, shown: Container[int], results: Container[int], align: Container[Value]
-    ) -> None:
+    def __init__(self, plan: Plan, kernels: Kernels, shown: Container[int], align: Container[Value]) -> None:
         self.plan = plan
         self.kernels = kernels
         self.free_strides = _free_strides(plan, shown)
@@ -105,8 +101,8 @@ class _Wrapper:
         self.lines: list[str] = []
         self.waiting = list(plan.derived)
         self.owners = plan.owners()
-        # the values that were first in the memory of what the caller may keep
-        kept = output_values([output for position, output in enumerate(plan.outputs) if position in results])
+        # the values that were first in the memory of what the user may keep
+        kept = output_values([output for position, output in enumerate(plan.outputs) if position in shown])
         self.lasting = frozenset(self.owners[value] for value in kept if value in self.owners)
         self.launched = Counter(self.memory(v) for s in plan.steps if isinstance(s, Launch) for v in s.args)
         self.viewed = Counter(map(self.window, _inner_views(plan)))
