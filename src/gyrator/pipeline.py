@@ -228,7 +228,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         record = replace(record, choices=tuple(choices))
         called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
         regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
-        recorded = recordable(plan, info) and not regions
+        recorded = not regions and recordable(plan, info)
         notes: dict[str, Json] = {
             "facts": facts_of(task.shape_env, task.guards, task.key),
             "places": numbered_places(task.graph, kernels.places),

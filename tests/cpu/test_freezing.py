@@ -85,6 +85,7 @@ def test_calls_with_frozen_weights_are_recorded_like_others(monkeypatch: pytest.
     monkeypatch.setattr(pipeline, "on_device", lambda index, call: call)
     monkeypatch.setattr(pipeline, "record_on_gpu", record)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 0)
     net, x = nn.Linear(16, 8), torch.randn(4, 16)
     compiled = gyrator.compile(net, options={"freezing": True, "cuda_graphs": True})
     with torch.no_grad():
