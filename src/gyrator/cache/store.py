@@ -95,7 +95,7 @@ class Store:
             return None
 
     def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
-        """Write an entry. If another writer was first, its entry stays, unless its notes are other ones."""
+        """Write an entry. If another writer was first, its entry stays; with other notes, nobody finds ours."""
         try:
             return self._put(key, files, notes)
         except OSError as problem:
@@ -111,6 +111,8 @@ class Store:
             digests = {name: file_digest(draft / name) for name in files}
             manifest = {"format": FORMAT, "files": digests, "notes": dict(notes), "digest": _notes_digest(notes)}
             (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
+        if _about(place) != (FORMAT, _notes_digest(notes)):  # another writer was first, and may be loading it
+            return self.put_anonymous(files, notes)
         if self._remote is not None:
             self._remote.send(self._shared + key, place)
         self._sweep()
@@ -118,15 +120,16 @@ class Store:
 
     @contextmanager
     def _draft(self, place: Path) -> Iterator[Path]:
-        """A folder to write to, which gets its place if there is a manifest in it. What is there goes if it differs."""
+        """A folder to write to, which gets its place if it has a manifest. What was there before goes if it differs."""
         place.parent.mkdir(mode=0o700, exist_ok=True)
+        before = _about(place)
         with self._temporary() as draft:
             yield Path(draft)
             if Path(draft, MANIFEST).exists():
                 try:
                     os.rename(draft, place)
-                except OSError:  # not empty: another writer was first
-                    if _about(place) != _about(Path(draft)):
+                except OSError:  # not empty
+                    if _about(place) == before != _about(Path(draft)):
                         self.remove(place.name)
                         os.rename(draft, place)
 

@@ -123,7 +123,7 @@ def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Re
     replay, outputs = record(lambda: call(list(given)))
     shown = len(outputs) - roles.saved
     inputs = {arg.untyped_storage().data_ptr() for _, arg in tensors}
-    saved = (out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor))  # a list holds them
+    saved = (out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor))  # lists would hold them
     counts = [storage_holders(storage) for storage in saved if storage.data_ptr() not in inputs]
     holders = tuple((count, count()) for count in counts)
     return _Recording(tuple(own.items()), replay, outputs[:shown], outputs[shown:], holders)

@@ -125,6 +125,8 @@ def test_a_writer_for_other_facts_who_was_first_meanwhile_has_not_written_ours(
 
     monkeypatch.setattr("gyrator.cache.store._write", overtaken)
     assert store.put(KEY, {"a": "second"}, {"facts": ["s_0 < 30"]}).text("a") == "second"
+    there = store.find(KEY, pytest.fail)
+    assert there is not None and there.text("a") == "first"
 
 
 def test_an_entry_stays_until_another_one_is_whole(tmp_path: Path) -> None:
