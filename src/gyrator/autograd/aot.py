@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program
 from gyrator.autograd.attention import Kinds
+from gyrator.autograd.builder import flatten, values_of
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose, merge_equal_calls
 from gyrator.autograd.decompositions import WRAPPED, DecompositionTable, decomposition_table
@@ -149,7 +150,8 @@ def aot_program(
 
 def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
-    program, placeholders, outputs = joint.program, tuple(graph.find_nodes(op="placeholder")), _outputs(graph)
+    program, placeholders = joint.program, tuple(graph.find_nodes(op="placeholder"))
+    outputs = tuple(flatten(graph.output_node().args[0]))
     primals = placeholders[: program.inputs + len(program.constants)]
     static = {primals[k] for k in {*inputs.static} - dict(program.moves).keys()} | set(primals[program.inputs :])
     return JointGraph(
@@ -214,15 +216,9 @@ def _info(kind: GraphKind, joint: Joint, roles: JointGraph, graph: Graph, saved:
     static = tuple(position for position, node in enumerate(roles.primals) if node in roles.static)
     updates = tuple(update for update in joint.program.updates if not update.tracked)
     seen = [result.tensor if result.exact else None for result in joint.results]
-    kept = [node.meta["val"] if isinstance(node, Node) else node for node in _outputs(graph)[len(seen) :]]
+    kept = values_of(graph.output_node().args[0])[len(seen) :]
     strides = tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *kept))
     return GraphInfo(kind, static, updates, strides, saved)
-
-
-def _outputs(graph: Graph) -> tuple[Any, ...]:
-    outputs = graph.output_node().args[0]
-    assert isinstance(outputs, (tuple, list))
-    return tuple(outputs)
 
 
 def _tangent(result: int, node: Node) -> Tangent:
