@@ -207,9 +207,7 @@ class _Lowering:
         return example
 
     def _attribute(self, node: fx.Node) -> Result:
-        module = node.graph.owning_module
-        assert module is not None
-        tensor = operator.attrgetter(str(node.target))(module)
+        tensor = operator.attrgetter(str(node.target))(self.graph)
         if isinstance(tensor, fx.GraphModule):
             return tensor
         assert isinstance(tensor, torch.Tensor)
