@@ -111,11 +111,9 @@ def _variance(
         b, first, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), "welford", wanted
     )
     n, less = count(x.shape, over), 1 if correction is None else correction
-
-    def divide(m2: Expr, n: Expr, c: Expr) -> Expr:
-        return op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
-
-    result = b.elementwise(first, (squares, n, less), divide)
+    result = b.elementwise(
+        first, (squares, n, less), lambda m2, n, c: op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
+    )
     return result if mean_out is None else [result, _mean_of(b, mean_out, mean[0], n)]
 
 
