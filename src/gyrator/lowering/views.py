@@ -96,8 +96,7 @@ def _view(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
 
 def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
     order = [dimension(d, x.rank) for d in dims]
-    at = view_coords(out.shape)
-    return x.view(out.shape, tuple([at[order.index(k)] for k in range(x.rank)]))
+    return expanded(x, out.shape, [order.index(k) for k in range(x.rank)])
 
 
 def _slice(
