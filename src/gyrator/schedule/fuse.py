@@ -46,11 +46,10 @@ def fuse(
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
     long row, or stride through memory, or make a kernel too large, or where ``slower`` says so."""
     state = _State(program, most, slower, gpu)
+    nests = {p: node for p, node in enumerate(program.nodes) if isinstance(node, Nest)}
     decisions: dict[tuple[int, int, Value], Decision] = {}
     for p, q, value in _candidates(program):
-        first, second = program.nodes[p], program.nodes[q]
-        assert isinstance(first, Nest) and isinstance(second, Nest)
-        decisions[p, q, value] = Decision(first, second, value, state.attempt(p, q, value))
+        decisions[p, q, value] = Decision(nests[p], nests[q], value, state.attempt(p, q, value))
     for (p, q, value), decision in list(decisions.items()):
         on_gpu = decision.first.on_gpu and decision.second.on_gpu
         if decision.verdict is not None and on_gpu and state.attempt(p, q, value, mix=True) is None:
