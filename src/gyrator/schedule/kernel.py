@@ -147,7 +147,7 @@ class Writer:
                 row = self._row(value, self._part(space))
                 stages.append(Store(*row, cast(self._exprs(member, level)[0], row[0].dtype), SIMPLE[kind]))
             elif isinstance(root, Reduce | Scan):
-                carry, update = self._carry(member, level)
+                carry, update = self._carry(member, root, level)
                 carries.append(carry)
                 stages.append(update)
             if not isinstance(root, Reduce):
@@ -244,9 +244,7 @@ class Writer:
     def _store(self, value: Value, member: Member, expr: Expr) -> Store:
         return Store(*self._near(self.memory(value), self._place(value, member)), expr)
 
-    def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
-        root = member.nest.root
-        assert isinstance(root, Reduce | Scan)
+    def _carry(self, member: Member, root: Reduce | Scan, level: int) -> tuple[Carry, Update]:
         name = next(f"{v.name}_acc" for v in defines(member.nest))
         results = tuple(None if v is None else self._ref(v) for v in member.nest.out)
         args = self._exprs(member, level)
