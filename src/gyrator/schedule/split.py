@@ -180,8 +180,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
 def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> list[Node]:
     """The maximum of all, and the sum by it: ``s = Σ s_b · exp(m_b - m)``. Parts of -inf alone add 0, or NaN to NaN."""
     tops, totals = parted
-    dtype, (top, total) = tops.dtype, nest.out
-    assert top is not None
+    dtype, (top, total) = tops.dtype, defines(nest)
     highest = Load(top, coords_of(nest.axes))
     share = op("mul", totals, op("exp", op("sub", tops, highest)))
     part = op("where", op("eq", tops, Const(identity("max", dtype), dtype)), op("sub", highest, highest), share)
