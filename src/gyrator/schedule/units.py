@@ -29,10 +29,9 @@ class Units:
     def merge(self, a: int, b: int) -> bool:
         """Make b part of a; False, and nothing changes, if another unit lies on a path between them."""
         first, last = (a, b) if self._rank[a] < self._rank[b] else (b, a)
-        if (after := self._between(first, last, self._succ)) is None:
+        after, before = self._between(first, last, self._succ), self._between(last, first, self._pred)
+        if after is None or before is None:
             return False
-        before = self._between(last, first, self._pred)
-        assert before is not None
         earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
         members = [*earlier, first, last, *later]
         for unit, rank in zip(members, sorted(self._rank[u] for u in members), strict=True):
