@@ -241,9 +241,8 @@ class Recorder(TorchDispatchMode):
         self._results(node, out)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-            for item in flatten(out):
-                if isinstance(item, Tensor):
-                    self.build.symbols.bind(item, self.alias_of(item).node)
+            for tensor in _tensors([out]):
+                self.build.symbols.bind(tensor, self.alias_of(tensor).node)
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         source = args[0]
