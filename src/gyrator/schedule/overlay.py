@@ -92,7 +92,7 @@ def guests(steps: Sequence[Step]) -> Iterator[Guest]:
                 new = {value: lies.get(upon, ())}
             case Call(extern, into=False):
                 given = (*(view.value for view in views(extern)), *(value for _, value in extern.mutates))
-                memories = {memory for value in given for memory in lies.get(value, ())}
+                memories = dict.fromkeys(memory for value in given for memory in lies.get(value, ()))
                 new = {value: memories for value in extern.out if value is not None}
             case Free(value):
                 for memory in lies.pop(value, ()):

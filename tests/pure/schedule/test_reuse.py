@@ -11,6 +11,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, const
 from gyrator.ir.program import Extern
 from gyrator.schedule.check_plan import check_plan
+from gyrator.schedule.overlay import guests
 from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, full_view
 from gyrator.schedule.reuse import MOST_WAITING, reuse
 from gyrator.schedule.stage import schedule
@@ -49,6 +50,13 @@ def test_every_other_layer_takes_the_tensor_of_the_one_before_the_last(dynamic: 
 
 def vectors(**sizes: int) -> list[Value]:
     return [Value(name, (const(n),), torch.float32, (ONE,), torch.device("cpu")) for name, n in sizes.items()]
+
+
+def test_memories_that_end_with_one_result_end_in_the_order_of_the_calls_arguments() -> None:
+    *given, result = vectors(**{f"v{k}": 16 for k in range(40)}, result=16)
+    call = Call(Extern((result,), "mylib.branch.default", tuple(map(full_view, given))))
+    ended = guests((*map(Allocate, given), call, *map(Free, given), Free(result)))
+    assert [guest.value for guest in ended] == given  # not that of their addresses, which no two processes share
 
 
 def test_what_an_operator_returned_may_lie_in_memory_whose_own_names_have_ended() -> None:
