@@ -257,31 +257,39 @@ template <class T, int L> using ArgMax = Across<VArgMax, T, L>;
 template <class T, int L> using ArgMin = Across<VArgMin, T, L>;
 
 // ---- mean and variance ------------------------------------------------------------------------------------
-// Mean, sum of squared deviations and count, merged by Chan, Golub and LeVeque's formula.
+// Mean, sum of squared deviations and count, merged by Chan, Golub and LeVeque's formula. The mean is `mean + low`:
+// rounded to one number, it may be further from the true one than the means of a few values are from each other.
 template <class T, int L> struct Moments {
-  Vec<T, L> mean = broadcast<L>(T(0)), m2 = broadcast<L>(T(0));
+  Vec<T, L> mean = broadcast<L>(T(0)), low = mean, m2 = mean;
   int64_t count = 0;
 
   GY_FN void merge(const Moments& other) {
-    const T share = other.count == 0 ? T(0) : T(other.count) / T(count + other.count);
-    add_weighted(other, share, T(count) * share);
-    count += other.count;
+    if (count == 0) *this = other;
+    else if (other.count > 0) add_to(other, T(other.count) / T(count + other.count));
   }
-  GY_FN Moments result() const { return *this; }
+  template <class To> GY_FN Moments<To, L> as() const {
+    const auto zero = broadcast<L>(To(0));
+    return {add(cast<To>(mean), cast<To>(low)), zero, cast<To>(m2), count};
+  }
   // Lanes have equal counts: the mean of the means, and the spread of the means beside the spreads.
   GY_FN Moments<T, 1> across() const {
     const auto sum = [](auto a, auto b) { return add(a, b); };
-    const auto all = mul(fold(mean, sum), broadcast<1>(T(1) / T(L)));
-    const auto d = sub(mean, broadcast<L>(all));
+    const auto first = first_lane(mean);
+    const auto from_first = add(sub(mean, broadcast<L>(first)), low);
+    const auto all = mul(fold(from_first, sum), broadcast<1>(T(1) / T(L)));
+    const auto d = sub(from_first, broadcast<L>(all));
     const auto spread_of_means = mul(fold(mul(d, d), sum), broadcast<1>(T(count)));
-    return {all, add(fold(m2, sum), spread_of_means), count * L};
+    return {first, all, add(fold(m2, sum), spread_of_means), count * L};
   }
 
  private:
-  GY_FN void add_weighted(const Moments& other, T share, T weight) {
-    const auto d = sub(other.mean, mean);
-    mean = add(mean, mul(d, broadcast<L>(share)));
-    m2 = add(add(m2, other.m2), mul(mul(d, broadcast<L>(weight)), d));
+  GY_FN void add_to(const Moments& other, T share) {
+    const auto d = add(sub(other.mean, mean), sub(other.low, low));
+    const auto moved = multiply_add(d, broadcast<L>(share), low), old = mean;
+    mean = add(old, moved);
+    low = add(sub(old, mean), moved);
+    m2 = add(add(m2, other.m2), mul(mul(d, broadcast<L>(T(count) * share)), d));
+    count += other.count;
   }
 };
 // Values come in chunks of 32, each summed around the mean of earlier ones, so that sums stay small and nothing
@@ -289,7 +297,7 @@ template <class T, int L> struct Moments {
 // around the first of them, of which 32 would add up to many times their spread; the next ones 8 and 16.
 template <class T, int L> struct VChunks {
   Moments<T, L> total, middle;
-  Vec<T, L> shift = broadcast<L>(T(0)), sum = broadcast<L>(T(0)), squares = broadcast<L>(T(0));
+  Vec<T, L> shift = broadcast<L>(T(0)), sum = shift, squares = shift;
   int64_t pending = 0, full = 4;
 
   GY_FN void update(Vec<T, L> v) {
@@ -299,20 +307,18 @@ template <class T, int L> struct VChunks {
     squares = multiply_add(d, d, squares);
     if (__builtin_expect(++pending == full, 0)) flush();
   }
-  GY_FN Moments<T, L> result() const {
-    Moments<T, L> r = total;
-    r.merge(middle);
-    r.merge(chunk());
-    return r;
+  GY_FN Moments<T, L> moments() const {
+    auto all = total;
+    all.merge(middle);
+    all.merge(chunk());
+    return all;
   }
-  GY_FN Moments<T, 1> across() const { return result().across(); }
-  GY_FN void merge(const VChunks& other) { total.merge(other.result()); }
+  GY_FN Moments<T, L> result() const { return moments().template as<T>(); }
 
  private:
   GY_FN Moments<T, L> chunk() const {
-    const auto inverse = broadcast<L>(T(1) / T(pending > 0 ? pending : 1));
-    const auto mean = mul(sum, inverse);
-    return {add(shift, mean), maximum(broadcast<L>(T(0)), sub(squares, mul(sum, mean))), pending};
+    const auto mean = mul(sum, broadcast<L>(T(1) / T(pending > 0 ? pending : 1)));
+    return {shift, mean, maximum(broadcast<L>(T(0)), sub(squares, mul(sum, mean))), pending};
   }
   GY_FN void flush() {
     middle.merge(chunk());
@@ -324,35 +330,35 @@ template <class T, int L> struct VChunks {
     middle = {};
   }
 };
-// The count is one for all lanes, so that some lanes alone go into a sum of their own.
-template <class T, int L> struct Across<VChunks, T, L> {
+// The count is one for all lanes, so that some lanes alone, the first ones, go into a sum of their own.
+template <class T, int L> struct Welford {
   VChunks<T, L> body;
-  Moments<T, 1> rest;
+  Moments<double, 1> rest;
 
   template <int N> GY_FN void update(Vec<T, N> v) {
     static_assert(N == L || N == 1, "a reducer takes L lanes or one");
     if constexpr (N == L) body.update(v);
-    else rest.merge({v, broadcast<1>(T(0)), 1});
+    else update_some(first_lanes<L>(1), broadcast<L>(v));
   }
   GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v) {
-    const auto sum = [](auto a, auto b) { return add(a, b); };
-    const auto zero = broadcast<L>(T(0));
+    const auto total = [](auto a, auto b) { return add(a, b); };
+    const auto first = first_lane(v);
+    const auto zero = broadcast<L>(T(0)), from_first = where(on, sub(v, broadcast<L>(first)), zero);
     const int count = __builtin_popcountll(mask_bits(on));
-    const auto mean = div(fold(where(on, v, zero), sum), broadcast<1>(T(count > 0 ? count : 1)));
-    const auto d = where(on, sub(v, broadcast<L>(mean)), zero);
-    rest.merge({mean, fold(mul(d, d), sum), count});
+    const auto mean = div(fold(from_first, total), broadcast<1>(T(count)));
+    const auto d = where(on, sub(from_first, broadcast<L>(mean)), zero);
+    rest.merge(Moments<T, 1>{first, mean, fold(mul(d, d), total), count}.template as<double>());
   }
-  GY_FN void merge(const Across& other) {
-    body.merge(other.body);
-    rest.merge(other.rest);
-  }
-  GY_FN Moments<T, 1> result() const {
-    auto r = body.across();
-    r.merge(rest);
-    return r;
+  GY_FN void merge(const Welford& other) { rest.merge(other.moments()); }
+  GY_FN Moments<T, 1> result() const { return moments().template as<T>(); }
+
+ private:
+  GY_FN Moments<double, 1> moments() const {
+    auto all = body.moments().across().template as<double>();
+    all.merge(rest);
+    return all;
   }
 };
-template <class T, int L> using Welford = Across<VChunks, T, L>;
 
 // Each lane alone has no others among which its rounding averages out, so floats are summed in double, as in
 // eager, around the first value: that is at most √n standard deviations from the mean, and nothing cancels.
@@ -370,7 +376,7 @@ template <int L> struct VWide {
   GY_FN Moments<float, L> result() const {
     const auto mean = mul(sum, broadcast<L>(1.0 / double(count > 0 ? count : 1)));
     const auto m2 = maximum(broadcast<L>(0.0), sub(squares, mul(sum, mean)));
-    return {cast<float>(add(shift, mean)), cast<float>(m2), count};
+    return Moments<double, L>{shift, mean, m2, count}.template as<float>();
   }
 };
 template <class T, int L> using VWelford = pick<same<T, float>, VWide<L>, VChunks<T, L>>;
