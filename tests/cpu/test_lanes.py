@@ -71,3 +71,17 @@ def test_random_numbers_are_those_of_their_places(dtype: torch.dtype, isa: str, 
         normal = torch.ops.gyrator.randn((rows, columns), seeds, 1, dtype, torch.device("cpu"))
         torch.testing.assert_close(got[0], uniform, rtol=0, atol=0)
         torch.testing.assert_close(got[1], -normal[:, 1:])
+
+
+def limited(x: Tensor) -> tuple[Tensor, ...]:
+    """Numbers between limits, of which one is a zero."""
+    return F.relu(x), x.clamp(min=0), x.clamp(max=-0.0), F.relu6(x), x.clamp(0, 0)
+
+
+@pytest.mark.parametrize("isa", VECTORS_HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_zero_keeps_its_sign_where_a_limit_is_zero(dtype: torch.dtype, isa: str, backend: str) -> None:
+    x = torch.tensor([-0.0, 0.0, torch.nan, 1.0, -1.0] * 8, dtype=dtype)
+    for got, want in zip(torch.compile(limited, backend=backend, options={"cpu_isa": isa})(x), limited(x), strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(torch.copysign(torch.ones(()), got[x == x]), torch.copysign(torch.ones(()), want[x == x]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
-from gyrator.ir.expr import Expr, Scalar
+from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, promoting_like
@@ -126,11 +126,13 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) 
 
 
 def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
+    """A number comes first: of 0 and -0 eager then keeps ``x``, the second."""
     given = {name: limit for name, limit in (("maximum", low), ("minimum", high)) if limit is not None}
 
     def body(a: Expr, *limits: Expr) -> Expr:
         for name, limit in zip(given, limits, strict=True):
-            a = op(name, a, limit)
+            first = isinstance(limit, Const) and a.dtype.is_floating_point
+            a = op(name, limit, a) if first else op(name, a, limit)
         return a
 
     return b.elementwise(out, (x, *given.values()), body)
@@ -180,7 +182,7 @@ LOWERINGS: Family = {
     **rows(_lerp, "lerp", "Tensor Scalar"),
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,
-    aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
+    aten.relu.default: lambda b, out, x: _clamp(b, out, x, 0),
     **rows(partial(_elementwise, "neg"), "_neg_view"),
     **dict.fromkeys(_COPIES, lambda b, out, x, *_, **__: b.copy(x, out)),
     aten.copy.default: _copy,

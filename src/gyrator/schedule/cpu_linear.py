@@ -48,7 +48,7 @@ def _unary(expr: Expr, element: Load) -> str | None:
             return _unary(inner, element)
         case Op("sigmoid" | "tanh" as name, (inner,)) if _unary(inner, element) == "":
             return name
-        case Op("maximum", (inner, Const(0))) if _unary(inner, element) == "":
+        case Op("maximum", (Const(0), inner)) if _unary(inner, element) == "":
             return "relu"
     return None
 
