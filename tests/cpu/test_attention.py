@@ -106,6 +106,29 @@ def test_a_template_computes_the_librarys_attention(
         assert not called()
 
 
+@in_dtypes
+@pytest.mark.parametrize("low", [-1e6, -1e9, -1e10, -1e30])
+def test_an_added_number_may_hide_all_keys_of_a_row(low: float, dtype: torch.dtype) -> None:
+    """Such keys count alike; of these scores the last digits are larger than what exponentials are taken of."""
+
+    def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    gyrator.reset()
+    given = [x.to(dtype).requires_grad_() for x in tensors((1, 2, 70, 32), (1, 2, 150, 32))]
+    mask = torch.zeros(70, 150).index_fill(0, torch.arange(3, 9), low).to(dtype)
+    check(hidden, [*given, mask.clamp(min=torch.finfo(dtype).min)], backend="gyrator", backward=True, dynamic=False)
+    assert not called()
+
+
+def test_scores_may_be_large() -> None:
+    def far(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q * 1e5, k[:, :, :1].expand_as(k) * 1e5, v)
+
+    gyrator.reset()
+    check(far, [x.bfloat16() for x in tensors((1, 2, 70, 32), (1, 2, 150, 32))], backend="gyrator", dynamic=False)
+
+
 @pytest.mark.parametrize(("fn", "bounds"), [(windowed, "-39, 0"), (ahead, "20, 1073741824")])
 def test_a_mask_that_the_program_makes_is_computed_in_the_kernel(fn: Callable[..., Tensor], bounds: str) -> None:
     """It lies nowhere, and keys that it leaves out for all of some rows are not walked."""

@@ -70,17 +70,21 @@ GY_FN v16sf quick_exp2(v16sf x) {
       part::polynomial(above, 0x1.bb7cd4p-7f, 0x1.aa13fp-5f, 0x1.ee798ap-3f, 0x1.62d166p-1f, 0x1.00002cp+0f);
   return part::scale(power, {x, part::Bits<v16sf>{}}, part::not_below(x, -125.0f));
 }
-// Exponentials of scores times `by`, less `base`: in one step, but where that would overflow times log2(e), as in rows of
-// which all scores are the lowest number.
+// Exponentials of scores times `by`, less `base`, a product rounded as these are: in one step, but where rounding that
+// times log2(e) would count, as in rows of which all scores are a number that hides keys, -1e9 or the lowest one.
 struct Exponentials {
   const v16sf by, base, unit, below;
   const bool far;
   GY_FN Exponentials(float by, v16sf base)
-      : by(v16sf{} + by), base(base), unit(v16sf{} + by * log2e), below(-base * log2e),
-        far((part::not_below(base, -2e38f) & 0xffff) != 0xffff) {}
+      : by(v16sf{} + by), base(base), unit(v16sf{} + by * log2e), below(-base * log2e), far(any_far({{base}})) {}
   GY_FN v16sf operator()(const float* scores) const {
     const v16sf score = load<16>(scores).p[0];
-    return quick_exp2(far ? part::fma(score, by, -base) * log2e : part::fma(score, unit, below));
+    return quick_exp2(far ? (score * by - base) * log2e : part::fma(score, unit, below));
+  }
+
+ private:
+  static GY_FN bool any_far(Vec<float, 16> base) {
+    return any(logical_and(ge(abs(base), broadcast<16>(1e4f)), isfinite(base)));
   }
 };
 // Two vectors in bfloat16, one after the other in a register; stored in pairs of what is at one place, or each for itself.
