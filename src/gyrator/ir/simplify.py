@@ -170,6 +170,8 @@ def _is_place(expr: Expr) -> bool:
     match expr:
         case Op("cast" | "floor" | "ceil" | "round" | "trunc", (place,)):
             return _is_place(place)
+        case Op("maximum" | "minimum", (Const(limit), place)):
+            return abs(limit) < _HUGE and _is_place(place)
         case Op("add" | "sub" | "mul" | "maximum" | "minimum", (place, by)) if not (by.axes() or by.loads()):
             return _is_place(place) and all(abs(e.value) < _HUGE for e in by.walk() if isinstance(e, Const))
     return isinstance(expr, IndexValue)
