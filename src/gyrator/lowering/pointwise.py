@@ -126,12 +126,11 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) 
 
 
 def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
-    """A number comes first: of 0 and -0 eager then keeps ``x``, the second."""
     given = {name: limit for name, limit in (("maximum", low), ("minimum", high)) if limit is not None}
 
     def body(a: Expr, *limits: Expr) -> Expr:
         for name, limit in zip(given, limits, strict=True):
-            first = isinstance(limit, Const) and a.dtype.is_floating_point
+            first = isinstance(limit, Const) and a.dtype.is_floating_point  # of two zeros the second stays: eager's
             a = op(name, limit, a) if first else op(name, a, limit)
         return a
 
