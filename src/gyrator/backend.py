@@ -31,7 +31,7 @@ from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
 from gyrator.autograd.shell import flattened, lifted, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
-from gyrator.errors import GyratorWarning
+from gyrator.errors import GyratorWarning, UnsupportedInput
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord
@@ -42,9 +42,9 @@ from gyrator.session import Session
 
 NO_BACKWARD = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
-    "returned an invalid gradient", "input_is_complex == grad_is_complex",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex", "a result of layout torch.sparse",
 )  # fmt: skip
-"""Of what torch says where a program has no backward, which eager raises when that is asked for, or fakes have none."""
+"""Of what is said where a program has no backward, which eager raises when that is asked for, or fakes have none."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -63,7 +63,7 @@ def compile_program(
     compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
     try:
         traced, wrappers = compiled(example_inputs, name=name, for_loss=True)
-    except RuntimeError as error:
+    except (RuntimeError, UnsupportedInput) as error:
         if not any(text in str(error) for text in NO_BACKWARD):
             raise
         warn(f"{name} runs uncompiled, as its backward cannot be traced: {error}", GyratorWarning, stacklevel=2)

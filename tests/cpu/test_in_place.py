@@ -351,3 +351,15 @@ def test_results_go_where_out_says_though_a_status_of_no_elements_is_resized(bac
 
     x = torch.randn(4, 4)
     check(program, (x @ x.t() + torch.eye(4), *[torch.zeros(4, 4) for _ in range(2)], torch.zeros(())), backend=backend)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (4, 3), (3, 4)])
+def test_a_resized_copy_begins_with_what_was_there(size: tuple[int, int], backend: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.ops.aten.resize(x.t() * 2, size)
+
+    x = torch.randn(3, 4)
+    found, wanted = torch.compile(program, backend=backend)(x), program(x)
+    assert (found.shape, found.stride()) == (wanted.shape, wanted.stride())
+    assert torch.equal(found.flatten(), wanted.flatten())
+    assert found.data_ptr() != x.data_ptr()

@@ -37,7 +37,7 @@ class Behaviour:
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
 """They update running statistics though their schemas do not say so."""
 
-_REFUSED = frozenset("resize_ resize_as_ set_ set_data shallow_copy_data_ resize set".split())
+_REFUSED = frozenset("resize_ resize_as_ set_ set_data shallow_copy_data_ set".split())
 
 
 @cache
