@@ -31,7 +31,7 @@ from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
 from gyrator.autograd.shell import flattened, lifted, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
-from gyrator.errors import GyratorWarning, UnsupportedInput
+from gyrator.errors import GyratorWarning, UnsupportedInput, UnsupportedOperator
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord
@@ -40,11 +40,13 @@ from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
 
-NO_BACKWARD = (
+UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
-    "returned an invalid gradient", "input_is_complex == grad_is_complex", "a result of layout torch.sparse",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse",
+    "it changes what memory a tensor owns", "operator trace_wrapped ",
 )  # fmt: skip
-"""Of what is said where a program has no backward, which eager raises when that is asked for, or fakes have none."""
+"""Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
+fakes have none, sparse results, tensors that take other memory, and hooks on results that compiled autograd traces."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -63,10 +65,10 @@ def compile_program(
     compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
     try:
         traced, wrappers = compiled(example_inputs, name=name, for_loss=True)
-    except (RuntimeError, UnsupportedInput) as error:
-        if not any(text in str(error) for text in NO_BACKWARD):
+    except (RuntimeError, UnsupportedInput, UnsupportedOperator) as error:
+        if not any(text in str(error) for text in UNTRACED):
             raise
-        warn(f"{name} runs uncompiled, as its backward cannot be traced: {error}", GyratorWarning, stacklevel=2)
+        warn(f"{name} runs uncompiled, as it or its backward cannot be traced: {error}", GyratorWarning, stacklevel=2)
         return gm.forward
 
     def complete() -> Traced:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 from tests.acceptance import check
 
@@ -466,10 +465,37 @@ def writes_after(x, y):
     old.add_(1)
 
 
-@pytest.mark.parametrize("fn", [writes_before, writes_after], ids=lambda fn: fn.__name__)
-def test_new_memory_is_refused_where_the_old_was_written_to(fn, backend):
-    with pytest.raises(BackendCompilerFailed, match="what memory a tensor owns"):
-        torch.compile(fn, backend=backend)(torch.ones(3), torch.ones(3))
+def gives_memory_back(x, y):
+    kept = torch.sin(x)
+    x.untyped_storage().resize_(0)
+    return kept * y
+
+
+def takes_memory(x, y):
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(16)
+    x.copy_(y + 1)
+
+
+def grows(x, y):
+    return x.resize_(2, 3).fill_(2) + y[:3]
+
+
+@pytest.mark.parametrize(
+    "fn", [writes_before, writes_after, gives_memory_back, takes_memory, grows], ids=lambda fn: fn.__name__
+)
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled")
+def test_a_program_whose_tensors_change_memory_does_as_in_eager(fn, backend):
+    states = []
+    for call in (torch.compile(fn, backend=backend), fn):
+        x, y = torch.linspace(0, 1, 4), torch.arange(4.0)
+        old = x.detach()
+        with torch.no_grad():
+            result = call(x, y)
+        size = x.untyped_storage().size()
+        kept = [None if size == 0 else each.tolist() for each in (x, old)]
+        states.append((None if result is None else result.tolist(), size, kept))
+    assert states[0] == states[1]
 
 
 def test_second_backward_with_retained_graph(backend):

@@ -300,7 +300,7 @@ def test_a_program_whose_backward_cannot_run_computes_its_results(backend: str) 
         return y.div_(y.abs() + 1)
 
     x = torch.randn(6, 2, requires_grad=True)
-    with pytest.warns(GyratorWarning, match="runs uncompiled, as its backward cannot be traced"):
+    with pytest.warns(GyratorWarning, match="runs uncompiled, as it or its backward cannot be traced"):
         found = torch.compile(overwritten, backend=backend)(x)
     torch.testing.assert_close(found, overwritten(x))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -568,6 +568,21 @@ def test_compiled_autograd(captured_forward: bool, backend: str) -> None:
             other(x).square().sum().backward()
     for got, wanted in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(got.grad, wanted.grad)
+
+
+def test_a_hook_on_a_result_that_compiled_autograd_traces_changes_its_gradient(backend: str) -> None:
+    def hooked(x: Tensor, scale: Tensor) -> Tensor:
+        y = x.exp()
+        y.register_hook(lambda grad: grad * scale + y)
+        return y.cos()
+
+    compiled, scale = torch.compile(hooked, backend=backend), torch.tensor(3.0)
+    found, wanted = (torch.linspace(-1, 1, 5, requires_grad=True) for _ in range(2))
+    captured = torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend))
+    with captured, pytest.warns(GyratorWarning, match="trace_wrapped"):
+        compiled(found, scale).sum().backward()
+    hooked(wanted, scale).sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

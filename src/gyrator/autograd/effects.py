@@ -37,7 +37,7 @@ class Behaviour:
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
 """They update running statistics though their schemas do not say so."""
 
-_REFUSED = frozenset("resize_ resize_as_ set_ set_data shallow_copy_data_ set".split())
+_REFUSED = frozenset("resize_ resize_as_ resize_storage_bytes_ set_ set_data shallow_copy_data_ set".split())
 
 
 @cache
@@ -46,7 +46,7 @@ def behaviour(op: OpOverload) -> Behaviour:
     schema = op._schema
     if op in BATCH_NORMS:
         return Behaviour(Effect.BATCH_NORM)
-    if op.namespace == "aten" and schema.name.partition("::")[2] in _REFUSED:
+    if op.namespace in ("aten", "inductor") and schema.name.partition("::")[2] in _REFUSED:
         return Behaviour(Effect.REFUSED)
     if torch.Tag.inplace_view in op.tags:
         return Behaviour(Effect.METADATA, functional=_functional_form(op))
