@@ -99,6 +99,26 @@ def test_a_custom_operator_makes_sizes_and_strides(backend: str) -> None:
     assert strided(torch.tensor([3])).shape == (3,)
 
 
+@torch.library.custom_op("gyrator_tests::counted_rows", mutates_args=("count",))
+def counted_rows(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    count.add_(len(x))
+    return x * 2, x[:1].clone()
+
+
+@counted_rows.register_fake
+def _(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    sizes = [torch.library.get_ctx().new_dynamic_size() for _ in x.shape]
+    return x.new_empty(sizes), x.new_empty((1, sizes[1]))
+
+
+def test_a_custom_operator_that_writes_makes_sizes(backend: str) -> None:
+    def program(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, first = counted_rows(x, count)
+        return rows, rows.sum(0) + first, torch.ones(rows.shape[0])
+
+    check(program, (torch.randn(3, 2), torch.tensor(1)), backend=backend, fullgraph=True)
+
+
 def of_a_part_twice(t: Tensor, x: Tensor) -> Tensor:
     return torch.cat([t[x > 0], t[x > 0] * 2]).sin()
 

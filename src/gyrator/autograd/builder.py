@@ -44,10 +44,10 @@ class GraphBuilder:
         self.symbols.bind(value, node)
         return node
 
-    def append(self, op: Any, args: Args, kwargs: Kwargs, value: Any) -> Node:
-        """A call of `op`, whose result `value` describes."""
+    def append(self, op: Any, args: Args, kwargs: Kwargs, value: Any, new: Mapping[Any, Any] | None = None) -> Node:
+        """A call of `op`, whose result `value` describes; it makes the symbols `new`, with the path to each in it."""
         node = torch_compat.append_node(self.graph, "call_function", op, args, kwargs)
-        node.meta.update(self.origin, val=self.metadata(value))
+        node.meta.update(self.origin, val=self.metadata(value), **({"unbacked_bindings": new} if new else {}))
         return node
 
     def call(self, op: Any, args: Args, kwargs: Kwargs) -> Node:

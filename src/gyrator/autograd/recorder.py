@@ -187,9 +187,10 @@ class Recorder(TorchDispatchMode):
             return {key: self.node_of(item) for key, item in value.items()}
         return self.build.number(value)
 
-    def _append(self, func: Any, args: Args, kwargs: Mapping[str, Any], out: Any) -> Node:
+    def _append(self, func: Any, args: Args, kwargs: Kwargs, out: Any, new: Mapping[Any, Any] | None = None) -> Node:
         """A call of `func` on the present values of its arguments; those that are nodes are taken as they are."""
-        return self.build.append(func, tuple(self.node_of(args)), {k: self.node_of(x) for k, x in kwargs.items()}, out)
+        given = tuple(self.node_of(args)), {k: self.node_of(x) for k, x in kwargs.items()}
+        return self.build.append(func, *given, out, new)
 
     def record(self, func: Any, args: Args, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of a call of `func`, which is not made: dense tensors `like` those given."""
@@ -207,13 +208,16 @@ class Recorder(TorchDispatchMode):
         """The tensor that has this alias; none if it took another shape in place."""
         return [tensor for tensor in self._tensors.get(alias, ()) if self.alias_of(tensor) is alias]
 
-    def _results(self, node: Node, out: Any) -> None:
+    def _results(self, node: Node, out: Any, *, sized: bool = False) -> None:
+        """Binds the results `out` of a call to nodes; if it made symbols (`sized`), their sizes too."""
         if isinstance(out, Tensor):
             self._bind(out.requires_grad_(False), new_root(node, out))  # fake kernels of pads copy it from the argument
+            if sized:
+                self.build.symbols.bind(out, node)
         elif isinstance(out, (tuple, list)):
             for index, item in enumerate(out):
                 if isinstance(item, (Tensor, list, tuple, *SYMBOLIC_TYPES)):
-                    self._results(self.build.result(node, index), item)
+                    self._results(self.build.result(node, index), item, sized=sized)
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
 
@@ -237,12 +241,7 @@ class Recorder(TorchDispatchMode):
 
     def _define(self, func: Any, args: Args, kwargs: Kwargs, out: Any, bindings: Mapping[Any, Any] | None) -> None:
         """Appends a call and binds its results, and the symbols that it makes, by `bindings`, to nodes."""
-        node = self._append(func, args, kwargs, out)
-        self._results(node, out)
-        if bindings:
-            node.meta["unbacked_bindings"] = bindings
-            for tensor in _tensors([out]):
-                self.build.symbols.bind(tensor, self.alias_of(tensor).node)
+        self._results(self._append(func, args, kwargs, out, bindings), out, sized=bool(bindings))
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         source = args[0]
@@ -288,7 +287,7 @@ class Recorder(TorchDispatchMode):
             first = max(len(func._schema.returns), 1)
         results = out if isinstance(out, tuple) else (out,)
         for index in range(how.plain_results):
-            self._results(self._part(node, index), results[index])
+            self._results(self._part(node, index), results[index], sized="unbacked_bindings" in node.meta)
         alone = how.functional is not None and first == 0 and len(targets) == 1
         for index, target in enumerate(targets):
             if target is not None:
@@ -338,10 +337,11 @@ class Recorder(TorchDispatchMode):
 
     def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
         """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
-        own = out if isinstance(out, tuple) else (out,)
         written = tree_map_only(Tensor, owned, [given.get(name) for name in how.written])
+        results = (*(out if isinstance(out, tuple) else (out,)), *written)
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
-        return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, (*own, *written))
+        new = torch_compat.fresh_symbols(self.build.fake_mode, results)
+        return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, results, new)
 
     def _batch_norm(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """As the operator whose schema says what it writes; what else it returns, for a library, is empty."""

@@ -69,9 +69,9 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     return append(b, node, Extern((), str(op), tuple(positional), tuple(named), effects=effects))
 
 
-def append(b: Builder, node: fx.Node, call: Extern) -> Result:
-    """Append a call, whose results are those that ``node`` was traced with."""
-    traced = node.meta.get("val")
+def append(b: Builder, node: fx.Node, call: Extern, own: int | None = None) -> Result:
+    """Append a call, whose results are those, or of several the first ``own``, that ``node`` was traced with."""
+    traced = node.meta.get("val") if own is None else node.meta["val"][:own]
     leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     # the sizes that exist only once this call has run: an item's value, the length of nonzero
@@ -155,13 +155,10 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     passed = [(a, argument(b, node, given[a.name], node.kwargs.get(a.name), exact=True)) for a in schema]
     positional = tuple([value for a, value in passed if not a.kwarg_only])
     named = tuple([(a.name, value) for a, value in passed if a.kwarg_only])
-    own = node.meta["val"][: max(1, len(op._schema.returns))]
-    outs = results(b, flatten(own))
-    values = iter(outs)
-    b.fallbacks.append(str(op))
-    b.add(Extern(outs, str(op), positional, named, tuple(new.items())))
+    own = append(b, node, Extern((), str(op), positional, named, tuple(new.items())), max(1, len(op._schema.returns)))
+    assert isinstance(own, list)
     updated = [mapped(given[name], lambda r: r and replace(r, value=new[r.value])) for name in written]
-    return [*[_structured(b, item, values) for item in own], *updated]
+    return [*own, *updated]
 
 
 def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any, traced: Any) -> Any:
