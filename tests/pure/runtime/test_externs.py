@@ -58,3 +58,9 @@ def test_what_is_not_aligned_is_copied_as_it_lies() -> None:
     for view in (torch.arange(12.0).view(4, 3)[:, 1:], torch.arange(5.0)[1:].expand(3, 4)):
         moved = aligned(view)
         assert moved.data_ptr() % 16 == 0 and moved.stride() == view.stride() and torch.equal(moved, view)
+
+
+def test_a_result_of_no_elements_may_be_left_away() -> None:
+    assert checked(None, (0,), (1,), torch.float32, "my::op") is None
+    with pytest.raises(OutputMismatch, match="returned NoneType"):
+        checked(None, (2,), (1,), torch.float32, "my::op")
