@@ -43,10 +43,10 @@ from gyrator.session import Session
 UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
     "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse",
-    "it changes what memory a tensor owns", "operator trace_wrapped ",
+    "it changes what memory a tensor owns", "it takes an object of TorchScript", "operator trace_wrapped ",
 )  # fmt: skip
 """Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
-fakes have none, sparse results, tensors that take other memory, and hooks on results that compiled autograd traces."""
+fakes have none, sparse results, other memory for a tensor, TorchScript, hooks that compiled autograd traces."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""

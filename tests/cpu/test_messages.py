@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.testing._internal import torchbind_impls
 
 from gyrator.backend import Backend
 from gyrator.errors import GyratorWarning, IndexOutOfRange, KernelBuildError, OutputMismatch, UnsupportedInput
@@ -142,3 +143,14 @@ def test_a_program_whose_gradients_are_sparse_runs_uncompiled_with_a_way_out() -
     gathered = torch.compile(lambda x: torch.gather(x, 0, rows, sparse_grad=True), backend="gyrator")
     with pytest.warns(GyratorWarning, match="runs uncompiled"):
         assert torch.equal(gathered(torch.arange(4.0, requires_grad=True)), torch.tensor([1.0, 2.0, 2.0]))
+
+
+def test_a_program_with_an_object_of_torchscript_runs_uncompiled() -> None:
+    torchbind_impls.init_torchbind_implementations()
+    held = torch.nn.Module()
+    held.pair = torch.classes._TorchScriptTesting._Foo(2, 3)
+    compiled = torch.compile(lambda x: torch.ops._TorchScriptTesting.takes_foo(held.pair, x * 2) + 1, backend="gyrator")
+    x = torch.ones(3)
+    with pytest.warns(GyratorWarning, match="runs uncompiled[\\s\\S]*an object of TorchScript"):
+        found = compiled(x)
+    assert torch.equal(found, torch.ops._TorchScriptTesting.takes_foo(held.pair, x * 2) + 1)

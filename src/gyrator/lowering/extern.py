@@ -100,6 +100,8 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return Item(_scalar(b, value, "number"))
     if isinstance(value, fx.GraphModule):
         raise refused(node.target, node, "it takes a subgraph")
+    if isinstance(value, torch.ScriptObject):
+        raise refused(node.target, node, "it takes an object of TorchScript")
     return value
 
 
