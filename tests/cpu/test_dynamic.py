@@ -427,6 +427,18 @@ def test_integers_are_not_divided_by_a_number_of_the_program_that_is_0(divide: C
         compiled(numbers, 5)
 
 
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_numbers_that_vary_are_divided_as_tensors(mode: str, backend: str) -> None:
+    def program(a: int, b: int) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten.div(a, b, rounding_mode=mode), torch.ops.aten.div(a, b)
+
+    compiled = torch.compile(program, backend=backend, dynamic=True, fullgraph=True)
+    for a, b in ((1024, 100), (7, -2), (-9, 4)):
+        assert [x.item() for x in compiled(a, b)] == [x.item() for x in program(a, b)]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(7, 0)
+
+
 def test_a_graph_that_takes_sizes_alone(backend: str) -> None:
     """Its symbols are those of capture, though no tensor brings them: torch's cache of fake results met others."""
 

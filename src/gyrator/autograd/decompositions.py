@@ -153,7 +153,7 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
 def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
     """The operator itself, but that eager refuses to divide integers by zero on a processor."""
     result: Tensor = op(x, y, **mode)
-    y = y if isinstance(y, Tensor) or torch_compat.in_bounds(y != 0) else x.new_full((), y)
+    y = y if isinstance(y, Tensor) or torch_compat.in_bounds(y != 0) else result.new_full((), y)
     if isinstance(y, Tensor) and y.is_cpu and not (result.is_floating_point() or is_empty(result)):
         aten._assert_async.msg((y != 0).all(), "ZeroDivisionError")
     return result
