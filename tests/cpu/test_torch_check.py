@@ -117,6 +117,7 @@ def test_a_custom_operator_that_writes_makes_sizes(backend: str) -> None:
         return rows, rows.sum(0) + first, torch.ones(rows.shape[0])
 
     check(program, (torch.randn(3, 2), torch.tensor(1)), backend=backend, fullgraph=True)
+    check(lambda x: program(x, x[0]), (torch.randn(3, 2),), backend=backend, fullgraph=True)  # shown by another
 
 
 def of_a_part_twice(t: Tensor, x: Tensor) -> Tensor:

@@ -309,10 +309,11 @@ class Recorder(TorchDispatchMode):
             places.append([roots.index(root), *place] if root in roots else None)
         own = out if isinstance(out, tuple) else (out,)
         args = (func, [root.node for root in roots], places, dict(given))
-        node = self._append(in_memory, args, {}, (*own, *(root.node.meta["val"] for root in roots)))
+        results = (*own, *(root.node.meta["val"] for root in roots))
+        node = self._append(in_memory, args, {}, results, torch_compat.fresh_symbols(self.build.fake_mode, results))
         for index, item in enumerate(own):
-            if isinstance(item, (Tensor, list)) and id(item) not in self._aliases:
-                self._results(self.build.result(node, index), item)
+            if isinstance(item, (Tensor, list, *SYMBOLIC_TYPES)) and id(item) not in self._aliases:
+                self._results(self.build.result(node, index), item, sized="unbacked_bindings" in node.meta)
         for index, root in enumerate(roots, len(own)):
             write(Alias(root, None, None, root.node), self.build.result(node, index), self.build)
 
