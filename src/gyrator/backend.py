@@ -42,11 +42,11 @@ from gyrator.session import Session
 
 UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
-    "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse", "result is quantised",
     "it changes what memory a tensor owns", "it takes an object of TorchScript", "operator trace_wrapped ",
 )  # fmt: skip
 """Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
-fakes have none, sparse results, other memory for a tensor, TorchScript, hooks that compiled autograd traces."""
+fakes have none, other memory for a tensor, results and objects without fakes, hooks that compiled autograd traces."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""

@@ -145,6 +145,17 @@ def test_a_program_whose_gradients_are_sparse_runs_uncompiled_with_a_way_out() -
         assert torch.equal(gathered(torch.arange(4.0, requires_grad=True)), torch.tensor([1.0, 2.0, 2.0]))
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_program_with_quantised_values_runs_uncompiled() -> None:
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return torch.quantize_per_tensor(x * 2, 0.25, 3, torch.quint8).dequantize() + 1
+
+    x = torch.linspace(0, 3, 7)
+    with pytest.warns(GyratorWarning, match="runs uncompiled[\\s\\S]*result is quantised"):
+        found = torch.compile(rounded, backend="gyrator")(x)
+    assert torch.equal(found, rounded(x))
+
+
 def test_a_program_with_an_object_of_torchscript_runs_uncompiled() -> None:
     torchbind_impls.init_torchbind_implementations()
     held = torch.nn.Module()

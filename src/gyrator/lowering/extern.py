@@ -60,6 +60,8 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     op = COPIES.get(op, op)
     if op._schema.is_mutable:
         raise refused(op, node, "it writes into its arguments, and the graph should have been functional")
+    if op._schema.name == "aten::quantize_per_tensor":  # its fake kernel says float32
+        raise refused(op, node, "its result is quantised")
     exact = op not in STRIDES_FREE
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
