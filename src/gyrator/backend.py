@@ -43,7 +43,7 @@ from gyrator.session import Session
 UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
     "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse", "result is quantised",
-    "it changes what memory a tensor owns", "it takes an object of TorchScript", "operator trace_wrapped ",
+    "it changes what memory a tensor owns", "it takes a ScriptObject", "operator trace_wrapped ",
 )  # fmt: skip
 """Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
 fakes have none, other memory for a tensor, results and objects without fakes, hooks that compiled autograd traces."""

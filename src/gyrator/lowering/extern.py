@@ -100,10 +100,8 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
     if isinstance(value, Expr):  # a float or bool that the graph computes
         return Item(_scalar(b, value, "number"))
-    if isinstance(value, fx.GraphModule):
-        raise refused(node.target, node, "it takes a subgraph")
-    if isinstance(value, torch.ScriptObject):
-        raise refused(node.target, node, "it takes an object of TorchScript")
+    if isinstance(value, (fx.GraphModule, torch.ScriptObject)):
+        raise refused(node.target, node, f"it takes a {type(value).__name__}")
     return value
 
 
@@ -161,8 +159,7 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     named = tuple([(a.name, value) for a, value in passed if a.kwarg_only])
     own = append(b, node, Extern((), str(op), positional, named, tuple(new.items())), max(1, len(op._schema.returns)))
     assert isinstance(own, list)
-    updated = [mapped(given[name], lambda r: r and replace(r, value=new[r.value])) for name in written]
-    return [*own, *updated]
+    return [*own, *(mapped(given[name], lambda r: r and replace(r, value=new[r.value])) for name in written)]
 
 
 def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any, traced: Any) -> Any:
