@@ -68,6 +68,13 @@ def test_the_last_two_dimensions_differ_but_follow_one_another_in_memory(
         assert rms(ours - exact) <= 2 * rms(eager - exact) + 1e-7
 
 
+@pytest.mark.parametrize("shape", [(99991,), (16, 7), (64, 4190)])
+def test_equal_numbers_have_no_variance(backend: str, shape: tuple[int, ...]) -> None:
+    """Also where parts are summed by several cores, and where a row is no multiple of a vector."""
+    torch._dynamo.reset()
+    assert not torch.compile(lambda x: x.var(-1), backend=backend)(torch.full(shape, 3.3)).any()
+
+
 def test_variance_after_an_outlier_in_the_first_row(backend: str) -> None:
     """Around which the values are summed."""
     torch._dynamo.reset()
