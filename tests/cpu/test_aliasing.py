@@ -576,3 +576,17 @@ def test_writes_to_windows_of_an_expanded_input_follow_each_other(backend: str) 
 def test_an_operator_that_writes_one_element_several_times_is_refused_as_in_eager(backend: str) -> None:
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
         torch.compile(lambda x: x.add_(1), backend=backend)(torch.arange(4.0).expand(3, 4))
+
+
+@pytest.mark.parametrize("make", [torch.ones, torch.arange, torch.empty], ids=lambda make: make.__name__)
+def test_a_later_write_to_a_view_of_a_tensor_made_in_the_program_reaches_its_gradients(make, backend: str) -> None:
+    def made() -> tuple[Tensor, Tensor]:
+        whole = make(6, dtype=torch.float32)
+        return whole, whole[2:4]
+
+    whole, part = torch.compile(made, backend=backend)()
+    assert part._base is whole
+    factor = torch.tensor(3.0, requires_grad=True)
+    part.fill_(2.0).mul_(factor)
+    whole[1:3].sum().backward()
+    assert torch.equal(factor.grad, torch.tensor(2.0))

@@ -131,8 +131,8 @@ class _Results:
         """For each root, not of an input, that several outputs view: the result to start from; its alias if detached.
 
         ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
-        differentiable, while the root is not. Then y is where to start from; where no output has the gradients of
-        either, the root's value is, which has none."""
+        differentiable, while the root is not. Then y is where to start from, as it is where nothing has gradients;
+        where no output has the gradients of either, the root's value is, which has none."""
         views: dict[int, dict[int, Tensor]] = {}
         for value in flat:
             if isinstance(value, Tensor) and (root := self.recorder.alias_of(value).root).input is None:
@@ -140,19 +140,15 @@ class _Results:
         return {root: self._base([*of.values()]) for root, of in views.items() if len(of) > 1}
 
     def _base(self, values: Sequence[Tensor]) -> tuple[int, Alias | None]:
-        recorder = self.recorder
-        root = recorder.alias_of(values[0]).root
-        owners = [self._owner(recorder.alias_of(value)) for value in values if value.requires_grad]
-        if any(owner.parent is None for owner in owners):
-            tensor, shape = root.tensor, root.node.meta["val"]
-            if recorder.alias_of(tensor).parent is not None:  # it took another shape in place
-                with recorder:
-                    tensor = tensor.as_strided(shape.shape, shape.stride(), shape.storage_offset())
-            return self.tensor(tensor, True), None
+        tracked = [value for value in values if value.requires_grad]
+        owners = [self._owner(self.recorder.alias_of(value)) for value in tracked or values]
+        root = next((owner for owner in owners if owner.parent is None), None)
+        if root is not None and tracked:
+            return self.tensor(self._tensor_of(root), True), None
         for owner in owners:
-            if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
+            if root is None and owner.parent and owner.parent.parent is None and owner.view == DETACH:
                 return self.tensor(self._tensor_of(owner), True), owner
-        return self.value(root.node, True), None
+        return self.value(self.recorder.alias_of(values[0]).root.node, True), None
 
     def _owner(self, alias: Alias) -> Alias:
         """The alias of whose gradients this one has its own: the root, or the last detached, hooked or by a Function.
