@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,3 +71,25 @@ def test_elements_are_added_and_stored_at_floats(backend: str) -> None:
 
     at = torch.randperm(60)[:37].float() + 0.25
     check(written, (torch.randn(60), at, torch.randn(37)), backend=backend)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, at, new: x.scatter(0, at, new),
+        lambda x, at, new: x.scatter_add(0, at, new),
+        lambda x, at, new: x.scatter_reduce(0, at, new, "mean", include_self=False),
+        lambda x, at, new: x.index_copy(0, at[:1], new[:1]) if new.dim() else x.index_copy(0, at, new),
+    ],
+    ids=["scatter", "scatter_add", "scatter_reduce", "index_copy"],
+)
+def test_rows_are_written_to_a_tensor_of_no_dimension(
+    write: Callable[..., Tensor], shape: tuple[int, ...], backend: str
+) -> None:
+    check(write, (torch.tensor(0.5), torch.zeros(shape, dtype=torch.int64), torch.full(shape, 2.0)), backend=backend)
+
+
+def test_a_tensor_of_no_dimension_that_is_gathered_from_gets_its_gradient(backend: str) -> None:
+    given = torch.tensor(0.5, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    check(lambda x, at: x.gather(0, at), given, backend=backend)

@@ -139,15 +139,13 @@ def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
 def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | None = None) -> Points:
     """Where each element of ``index`` says, along ``dim``: for the element of a source at the same place (``scatter``),
     or for a whole slice of the source ``slices_of`` (``index_add``)."""
-    if x.rank == 0:
-        return Points((), lambda at: ())
     shape = index.shape if slices_of is None else slices_of.shape
     return Points(shape or (ONE,), lambda at: along(x, dim, index, at, slices=slices_of is not None))
 
 
 def scatter_along(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, given: Operand) -> Any:
     """scatter and scatter_add: each element of what is ``given`` goes to where ``index`` says along ``dim``."""
-    if out.dtype == torch.bool and combine != "set":
+    if x.rank == 0 or (out.dtype == torch.bool and combine != "set"):
         return NotImplemented
     return scatter(b, out, x, _points(x, dim, index), given, combine)
 
@@ -163,6 +161,10 @@ def _index_add(
     return scatter(b, out, x, _points(x, dim, index, source), source, "add")
 
 
+def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
+    return scatter(b, out, x, _points(x, dim, index, source), source) if x.rank else NotImplemented
+
+
 def _reduce(
     slices: bool, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
     include_self: bool = True,
@@ -172,7 +174,7 @@ def _reduce(
     Without ``include_self`` elements that are written to begin at the neutral one. Integer means are rounded down."""
     points = _points(x, dim, index, source if slices else None)
     mean = reduce == "mean"
-    if out.dtype == torch.bool:
+    if out.dtype == torch.bool or x.rank == 0:
         return NotImplemented
     combine = "add" if mean else COMBINES[reduce]
     wide = out.with_dtype(compute_dtype(out.dtype))
@@ -224,7 +226,7 @@ LOWERINGS: Family = {
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_index_fill, "index_fill", "int_Scalar int_Tensor"),
     **rows(_index_add, "index_add"),
-    **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
+    **rows(_index_copy, "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),
     **rows(partial(_into_view, views.LOWERINGS[aten.select.int]), "select_scatter"),
     **rows(partial(_into_view, views.LOWERINGS[aten.slice.Tensor]), "slice_scatter"),
