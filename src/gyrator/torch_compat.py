@@ -284,6 +284,12 @@ def is_batched(tensor: torch.Tensor) -> bool:
 is_zero: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 """Whether it stands for zeros, without memory of its own."""
 
+ON_VERSIONS: dict[str, Callable[..., Any]] = {
+    "prims::_tensor_version": attrgetter("_version"),
+    "prims::_unsafe_set_version_counter": torch._C._autograd._unsafe_set_version_counter,
+}
+"""Operators that ask or say how often tensors were written to. They exist once Dynamo has met a program with them."""
+
 preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 """Inside, autograd does not note that the tensor is written to."""
 

@@ -590,3 +590,17 @@ def test_a_later_write_to_a_view_of_a_tensor_made_in_the_program_reaches_its_gra
     part.fill_(2.0).mul_(factor)
     whole[1:3].sum().backward()
     assert torch.equal(factor.grad, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["counted", "preserved"])
+def test_a_program_may_ask_how_often_it_wrote_to_a_tensor(kept: bool, backend: str) -> None:
+    def asked(x: Tensor) -> tuple[Tensor, int, int]:
+        y = x + 1
+        before = y._version
+        with torch.autograd._unsafe_preserve_version_counter(y) if kept else torch.enable_grad():
+            y[0].mul_(2)
+        return y - 1, before, y._version
+
+    result, *versions = torch.compile(asked, backend=backend)(_x())
+    assert torch.equal(result, asked(_x())[0])
+    assert versions == [0, int(not kept)]

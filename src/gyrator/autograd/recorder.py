@@ -100,6 +100,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
+        on_version = torch_compat.ON_VERSIONS.get(func.name())
+        if on_version is not None and all(self.alias_of(x).root.input is None for x in _tensors(args)):
+            return on_version(*args)  # of values in the graph nobody counts them
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             self._take_origin()
