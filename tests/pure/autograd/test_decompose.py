@@ -277,6 +277,7 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
         same_as_eager(op, *pair, backward=False)
     same_as_eager(torch.angle, columns * 1j, backward=False)
     same_as_eager(torch.ldexp, columns.bfloat16(), torch.tensor([3]), backward=False)
+    same_as_eager(torch.ldexp, torch.tensor([-6.7e-13, 0.0]), torch.tensor([163, 300]))  # 2.0**163 is no float
     target = torch.randint(3, (6, 4, 2)).permute(2, 1, 0)
     same_as_eager(lambda x, y: F.cross_entropy(x, y, reduction="none"), image, target, backward=False)
     shuffled = image.repeat(1, 2, 1, 1).to(memory_format=torch.channels_last)
