@@ -34,6 +34,26 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
+SEEN: list[tuple[int, ...]] = []
+
+
+@torch.library.custom_op("gyrator_tests::times", mutates_args=())
+def times(x: Tensor, by: Tensor) -> Tensor:
+    SEEN.append(by.stride())
+    return x * by
+
+
+@times.register_fake
+def _(x: Tensor, by: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+times.register_autograd(
+    lambda ctx, grad: (times(grad.contiguous(), *ctx.saved_tensors), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+
+
 class Images(nn.Module):
     """Convolutions with batch norm, whose running statistics are part of the result."""
 
@@ -535,6 +555,21 @@ def sweep(names: Sequence[str], backend: str = "gyrator") -> int:
                 wrong, result = wrong + 1, f"{type(error).__name__}: {error}"
             print(f"{name:20} {optimizer:20} {result}", flush=True)
     return wrong
+
+
+def test_calls_of_backward_get_the_strides_they_were_traced_with(backend: str) -> None:
+    """As masks of attention, which its kernels load in vectors: forward saves the columns that it needs, without the
+    padding behind them.
+    """
+
+    def fn(x: Tensor, by: Tensor) -> Tensor:
+        return times(x * 2, F.pad(by, (0, 15))[..., :1].expand(8, 8, 1))
+
+    x, by = torch.randn(8, 8, 1, requires_grad=True), torch.randn(8, 1, 1)
+    SEEN.clear()
+    torch.compile(fn, backend=backend)(x, by).sum().backward()
+    assert SEEN == [(16, 0, 1), (16, 0, 1)]
+    assert x.grad is not None and torch.equal(x.grad, 2 * by.expand(8, 8, 1))
 
 
 if __name__ == "__main__":

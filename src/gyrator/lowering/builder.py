@@ -185,8 +185,10 @@ class Builder:
                 return View(ref.value, ref.shape, *window, given)
         if ref.dtype not in self.computed:
             raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
-        value = self.materialise(ref, strides)
-        return View(value, value.shape, value.strides, ZERO)
+        steps = strides or contiguous_strides(ref.shape)
+        once = tuple([ONE if step is ZERO else n for n, step in zip(ref.shape, steps, strict=True)])
+        value = self.materialise(ref.view(once, view_coords(once)), steps)  # what is repeated is copied once
+        return View(value, ref.shape, steps, ZERO)
 
     def region(self, graph: fx.GraphModule) -> str:
         """The name by which a graph is called that runs op by op."""
