@@ -191,19 +191,18 @@ def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> li
 def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
     """The variance of all from means and squared deviations of so many ``parts`` of ``count`` elements.
 
-    ``mean = mean_0 + Σ (mean_b - mean_0) / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``"""
+    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``"""
     means, m2s, _ = parted
-    first = means.substitute(dict.fromkeys(rows, ZERO))  # so that equal numbers have no variance
     dtype = means.dtype
     shape = tuple(a.extent for a in nest.axes)
     here = tuple(a.index() for a in nest.axes)
     whole, *_ = defines(nest)
     total, mean = whole.derived("means", shape, dtype), nest.out[0] or whole.derived("mean", shape, dtype)
-    average = op("add", first, op("mul", Load(total, here), Const(1.0 / parts, dtype)))
+    average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
     off = op("sub", means, Load(mean, here))
     deviation = op("add", m2s, op("mul", op("mul", off, off), cast(IndexValue(count), dtype)))
     found: list[tuple[Value | None, Root]] = [
-        (total, Reduce("sum", rows, (op("sub", means, first),))),
+        (total, Reduce("sum", rows, (means,))),
         (mean, Pointwise(average)),
         (nest.out[1], Reduce("sum", rows, (deviation,))),
         (nest.out[2], Pointwise(cast(IndexValue(count * parts), dtype))),

@@ -269,7 +269,8 @@ template <class T, int L> struct Moments {
   }
   template <class To> GY_FN Moments<To, L> as() const {
     const auto zero = broadcast<L>(To(0));
-    return {add(cast<To>(mean), cast<To>(low)), zero, cast<To>(m2), count};
+    if constexpr (sizeof(To) > sizeof(T)) return {add(cast<To>(mean), cast<To>(low)), zero, cast<To>(m2), count};
+    else return {cast<To>(add(mean, low)), zero, cast<To>(m2), count};
   }
   // Lanes have equal counts: the mean of the means, and the spread of the means beside the spreads.
   GY_FN Moments<T, 1> across() const {
