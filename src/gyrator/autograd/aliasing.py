@@ -145,9 +145,9 @@ class _Results:
         root = next((owner for owner in owners if owner.parent is None), None)
         if root is not None and tracked:
             return self.tensor(self._tensor_of(root), True), None
-        for owner in owners:
-            if root is None and owner.parent and owner.parent.parent is None and owner.view == DETACH:
-                return self.tensor(self._tensor_of(owner), True), owner
+        detached = (owner for owner in owners if owner.parent and owner.parent.parent is None and owner.view == DETACH)
+        if root is None and (owner := next(detached, None)) is not None:
+            return self.tensor(self._tensor_of(owner), True), owner
         return self.value(self.recorder.alias_of(values[0]).root.node, True), None
 
     def _owner(self, alias: Alias) -> Alias:
