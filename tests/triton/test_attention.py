@@ -199,6 +199,25 @@ def test_sizes_that_change(interpreter: Worker, tmp_path: Path) -> None:
     assert any("attention_forward" in kernel.name for kernel in printed.kernels)
 
 
+def test_numbers_of_the_program_scale_scores_and_size_blocks(interpreter: Worker, tmp_path: Path) -> None:
+    """Both are symbolic; blocks become plain numbers, as all scores would be computed without them."""
+    *lists, _, _, mask_mod = create_block_mask(window, None, None, 59, 59, device="cpu", BLOCK_SIZE=16).as_tuple()
+
+    def run(query: Tensor, key: Tensor, value: Tensor, heads: int, side: int) -> tuple[Tensor, ...]:
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return s + (j - i) * torch.exp2(-(h + 1) * 8.0 / heads)
+
+        return flex_attention(query, key, value, score, (*lists, side, side, mask_mod), 0.3, {})
+
+    emulator, tensors = Emulator(tmp_path, interpreter), [made(2, 2, 59, 16) for _ in range(3)]
+    compiled = torch.compile(run, backend=emulator.backend, dynamic=True)
+    for dtype in (torch.float32, torch.float64):  # the second has no template: its scores are mapped
+        given = [x.to(dtype) for x in tensors]
+        for ours, eager in zip(*(results(partial(f, heads=2, side=16), given) for f in (compiled, run)), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+    assert {"attention_rows"} <= {kernel.name.rpartition("_")[0] for kernel in emulator.printed[1].kernels}
+
+
 def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, tmp_path: Path) -> None:
     bias = made(4, 64)
 

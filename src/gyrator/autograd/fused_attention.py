@@ -214,21 +214,22 @@ fused_attention = FusedAttention()
 def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """flex_attention's results as traced: by the operator of this file where a template computes that. It does not for
     float64, gradients on a CPU, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples
-    of 16, and where a tensor that score_mod reads has a gradient. Scale, widths and heads become plain numbers."""
-    query, key, value = autocast(*args[:3])
-    mask, tracks = args[4], torch.is_grad_enabled()
+    of 16, and where a tensor that score_mod reads has a gradient. Scale, widths, heads and blocks become plain numbers.
+    """
+    (query, key, value), tracks = autocast(*args[:3]), torch.is_grad_enabled()
+    mask = (*args[4][:-3], *map(int, args[4][-3:-1]), args[4][-1])
     grads = tracks and any(x.requires_grad for x in (query, key, value))
     if (
         query.device.type not in DEVICES[: 1 + (not grads)]
         or {query.dtype, key.dtype, value.dtype} not in ({torch.float32}, {torch.bfloat16}, {torch.float16})
-        or any(type(side) is not int or side % 16 for side in mask[-3:-1])
+        or any(side % 16 for side in mask[-3:-1])
         or not all(isinstance(x, Tensor) for at in (2, 6)[: 1 + grads] for x in _lists(mask, at))
         or (tracks and any(isinstance(x, Tensor) and x.requires_grad for x in reads_of(args)[0]))
         or not all(0 < int(x.shape[3]) <= WIDEST and int(x.shape[1]) for x in (query, key, value))
     ):
         return flex_attention(call, args)
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
-    return _Function.apply(query, key, value, recorder, call, args)
+    return _Function.apply(query, key, value, recorder, call, (*args[:4], mask, *args[5:]))
 
 
 def _lists(mask: Sequence[Any], at: int) -> list[Any]:

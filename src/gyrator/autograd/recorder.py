@@ -107,6 +107,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(func, OpOverload):
             self._take_origin()
             return self._higher_order(func, args, kwargs)
+        if func is aten._to_copy.default and isinstance(args[0], SYMBOLIC_TYPES):  # vmap's, of n in `x / n`
+            func = aten.scalar_tensor.default
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             return self._take_memory(func, *args)
