@@ -214,8 +214,7 @@ fused_attention = FusedAttention()
 def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """flex_attention's results as traced: by the operator of this file where a template computes that. It does not for
     float64, gradients on a CPU, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples
-    of 16, and where a tensor that score_mod reads has a gradient. Scale, widths, heads and blocks become plain numbers.
-    """
+    of 16, and where what score_mod reads has a gradient. Scale, widths, heads and sides of blocks become plain."""
     (query, key, value), tracks = autocast(*args[:3]), torch.is_grad_enabled()
     mask = (*args[4][:-3], *map(int, args[4][-3:-1]), args[4][-1])
     grads = tracks and any(x.requires_grad for x in (query, key, value))

@@ -107,8 +107,7 @@ def _milliseconds(launch: Launch, stream: int, args: Sequence[int]) -> float | N
             launch(stream, *args)
     except LaunchFailed:
         return None
-    once = _batch(launch, stream, args, 1)
-    count = max(1, min(MOST_LAUNCHES, int(BATCH_MS / max(once, 1e-3))))
+    count = max(1, min(MOST_LAUNCHES, int(BATCH_MS / max(_batch(launch, stream, args, 1), 1e-3))))
     return min(_batch(launch, stream, args, count) for _ in range(BATCHES)) / count
 
 

@@ -17,6 +17,7 @@ from gyrator.ir.volume import iterations
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Group, Indices, Member, Refused, crossing_reads
+from gyrator.schedule.layout import accesses, contiguous_axes
 
 MAX_COLUMNS = WHOLE_ROW // 2
 
@@ -25,10 +26,12 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
-    Refuses where a row is scanned or does not fit in registers, where a reduction down the columns keeps more than one
-    number, and where some programs end before others in a grid of more than one axis."""
+    Refuses where a row is scanned, lies across memory or does not fit in registers, where a reduction down columns has
+    more than one number, and where some programs end before others in a grid of more than one axis."""
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
+    if not contiguous_axes((x.position, x.weight) for x in accesses(rows, frozenset())).isdisjoint(rows.outer):
+        return Refused("a row would be read with a stride")
     if (aligned := _aligned(rows, columns, left, right, shape)) is None:
         return Refused("they read the value at indices that do not match one to one")
     a, b = aligned

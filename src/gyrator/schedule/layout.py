@@ -54,7 +54,7 @@ def lane_cost(group: Group, stored: frozenset[Value], column: Axis | None, width
 def across_rows(group: Group) -> bool:
     """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
     own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
-    unit = contiguous_axes([(member.at[axis], weight) for axis, member, weight in own if axis is not None])
+    unit = contiguous_axes((member.at[axis], weight) for axis, member, weight in own if axis is not None)
     return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
 
 
