@@ -1,9 +1,9 @@
 """The torch.autograd.Function around a forward and a backward graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -95,15 +95,12 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             inputs = saved[spec.saved_values :] if again else ()
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             numbers = dict(zip(spec.numbers, ctx.numbers, strict=True))
-            boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - leads_back]]
-            del saved
-            for tangent in link.tangents:
-                at = tangent.result
-                shape, strides = tangent.layout or (ctx.shapes[at], contiguous_strides(ctx.shapes[at]))
-                boxed.append(_received(gradients[at], shape, strides, tangent))
+            tangents = [gradients[tangent.result] for tangent in link.tangents]
+            boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - leads_back], *tangents]
+            del saved, tangents
             ctx.maybe_clear_saved_tensors()  # unless backward may run again
             with torch_compat.without_functions(), torch.no_grad() if again else nullcontext():  # as forward ran
-                values = link.backward(boxed)
+                values = torch_compat.each_sample(partial(_run_backward, link, ctx.shapes), boxed)
                 for target, value in zip(ctx.written, values[len(spec.gradients) :], strict=True):
                     target.copy_(value)
             if again:
@@ -131,15 +128,20 @@ class _SecondDerivative(torch.autograd.Function):
         raise UnsupportedInput("a second derivative", hint="set torch._dynamo.config.trace_autograd_ops = True")
 
 
+def _run_backward(spec: Differentiable, shapes: dict[int, tuple[int, ...]], boxed: list[Any]) -> Sequence[Any]:
+    """What backward returns for saved values and gradients, which lie at the end of `boxed` in any strides."""
+    for at, tangent in enumerate(spec.tangents, len(boxed) - len(spec.tangents)):
+        shape, strides = tangent.layout or (shapes[tangent.result], contiguous_strides(shapes[tangent.result]))
+        boxed[at] = _received(boxed[at], shape, strides, tangent)
+    return spec.backward(boxed)
+
+
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:
     """The gradient with the strides that backward was compiled for; zeros for one that autograd did not compute."""
     if gradient is None:
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:
         raise of_subclass(gradient)
-    if torch_compat.is_batched(gradient):
-        hint = "take one gradient after the other (vectorize=False in torch.autograd.functional), or compile less"
-        raise UnsupportedInput("a batch of gradients (is_grads_batched, vmap)", hint=hint)
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
     fits = gradient.stride() == strides and not torch_compat.is_zero(gradient)
     return gradient if fits else copied(gradient, strides)

@@ -384,14 +384,21 @@ def test_a_sparse_gradient_counts_as_a_dense_one() -> None:
     assert torch.equal(torch.autograd.grad(run(x), x, g.to_sparse())[0], 2 * x * g)
 
 
-def test_a_batch_of_gradients_is_refused() -> None:
+def test_a_batch_of_gradients_goes_through_backward_one_by_one() -> None:
     run, _ = compiled(lambda x: x * x)
     x = leaf(4)
-    with pytest.raises(UnsupportedInput, match="batch of gradients"):
-        torch.autograd.grad(run(x), x, torch.eye(4), is_grads_batched=True)
+    expected = torch.diag(2 * x.detach())
+    (by_grad,) = torch.autograd.grad(run(x), x, torch.eye(4), is_grads_batched=True)
     result = run(x)
-    with pytest.raises(UnsupportedInput, match="batch of gradients"):
-        torch.vmap(lambda g: torch.autograd.grad(result, x, g))(torch.eye(4))
+    (by_vmap,) = torch.vmap(lambda g: torch.autograd.grad(result, x, g))(torch.eye(4))
+    assert torch.equal(by_grad, expected) and torch.equal(by_vmap, expected)
+
+
+def test_batches_of_gradients_may_be_nested_and_lie_along_any_dimension() -> None:
+    run, _ = compiled(lambda x: x.sin().t())
+    x, gradients = leaf(4, 3), torch.randn(3, 2, 5, 4)
+    of_each = torch.vmap(torch.vmap(lambda g: torch.autograd.grad(run(x), x, g)[0], in_dims=1), in_dims=1)
+    assert torch.allclose(of_each(gradients), gradients.permute(1, 2, 3, 0) * x.detach().cos())
 
 
 def test_a_gradient_of_a_subclass_is_refused() -> None:
