@@ -261,6 +261,13 @@ def tracing_under(mode: Any) -> AbstractContextManager[None]:
     return nullcontext() if context.try_get() is None else context.patch(fake_mode=mode)
 
 
+def freed_with_optimizer(held: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a captured graph holds, as a list; torch empties it once the optimizer whose step the graph is has ended."""
+    if held and (context := torch._guards.TracingContext.try_get()) is not None:
+        context.params_flat = held
+    return held
+
+
 def is_of_user(fake: Any) -> bool:
     """Whether a fake tensor is of the user's mode, not of capture's, as are inputs of parts into which DDP cuts."""
     context = torch._guards.TracingContext.try_get()
@@ -396,12 +403,11 @@ def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
         return None
     policy = make_contexts()[0].policy_fn
     module = importlib.import_module("torch.utils.checkpoint")
-    keep = (module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE)
+    keep = (True, module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE)
     context = module.SelectiveCheckpointContext(is_recompute=False)
 
     def recomputed(op: Any, *args: Any, **kwargs: Any) -> bool:
-        decision = policy(context, op, *args, **kwargs)
-        return decision not in keep and decision is not True
+        return policy(context, op, *args, **kwargs) not in keep
 
     return recomputed
 
@@ -420,14 +426,12 @@ def recompile_reason() -> str | None:
 
 def capture_end(gm: torch.fx.GraphModule) -> tuple[str, str]:
     """Why torch.compile ended a captured graph where it did, and the user's place; "" if it did not say."""
-    ended = getattr(gm, "compile_subgraph_reason", None)
-    if ended is None:
-        return "", ""
+    ended: Any = getattr(gm, "compile_subgraph_reason", None)
     frames = list(getattr(ended, "user_stack", None) or ())
     place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    if not getattr(ended, "graph_break", False):
-        return "the function returned", place
-    return str(ended.reason).splitlines()[0], place
+    if getattr(ended, "graph_break", False):
+        return str(ended.reason).splitlines()[0], place
+    return "" if ended is None else "the function returned", place
 
 
 def user_function(compiled: object) -> Any:

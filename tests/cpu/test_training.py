@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -530,6 +531,23 @@ def test_a_step_without_gradients_takes_nothing_more() -> None:
     for gm, same, held in found:
         assert same is gm and not held
         assert any(node.op == "get_attr" for node in gm.graph.nodes)
+
+
+def test_what_a_compiled_step_holds_ends_with_its_optimizer(backend: str) -> None:
+    weight = nn.Parameter(torch.ones(5))
+    optimizer: torch.optim.Optimizer | None = torch.optim.Adam([weight])
+
+    @torch.compile(backend=backend)
+    def step() -> None:
+        assert optimizer is not None
+        optimizer.step()
+
+    weight.grad = torch.ones(5)
+    step()
+    average = weakref.ref(optimizer.state[weight]["exp_avg"])
+    assert average() is not None
+    optimizer = None
+    assert average() is None
 
 
 # --- the models of the zoo -------------------------------------------------------------------------

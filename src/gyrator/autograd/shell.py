@@ -38,13 +38,12 @@ class _Writer:
 
     def __init__(self, program: Program, run: BoxedCallable) -> None:
         self._program = program
-        self._names: dict[str, Any] = {"run": run}
+        self._names: dict[str, Any] = {"run": run, "constants": torch_compat.freed_with_optimizer([*program.constants])}
         self._lines: list[str] = []
 
     def compiled(self, fallback: Callable[..., Any]) -> Callable[..., Any]:
         program = self._program
-        constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
-        given = f"[*args{constants}]"
+        given = "[*args, *constants]" if program.constants else "[*args]"
         call = f"run({given})"
         surprises, otherwise = self._surprises(given), self._name(fallback, "fallback")
         self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
@@ -102,8 +101,8 @@ class _Writer:
         return f"{self._name(view.op, 'op')}({viewed}{args}){index}"
 
     def _input(self, position: int) -> str:
-        at, constants = position - self._program.inputs, self._program.constants
-        return f"args[{position}]" if at < 0 else self._name(constants[at], "constant")
+        at = position - self._program.inputs
+        return f"args[{position}]" if at < 0 else f"constants[{at}]"
 
     def _value(self, value: Any) -> str:
         """What a source or an argument of a view is."""
