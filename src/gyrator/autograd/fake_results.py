@@ -108,23 +108,20 @@ def owned(y: Tensor) -> Tensor:
 def _key(value: Any) -> Any:
     """A value as part of a key; None where a call with it is not to be remembered."""
     kind = type(value)
-    if kind is FakeTensor:
-        return _metadata(value)
     if kind in _PLAIN_TYPES or kind is OpOverload:
         return kind, value
     if kind in (tuple, list, torch.Size):
         parts = [_key(item) for item in value]
         return None if None in parts else (kind, *parts)
-    return None
+    return _metadata(value)
 
 
 def _metadata(value: Any) -> tuple[Any, ...] | None:
     """What an operator's fake kernel can see of a tensor; None with symbols, a known value or bits that change it."""
     if type(value) is not FakeTensor or value.constant is not None or value.layout is not torch.strided:
         return None
-    if any(type(number) is not int for number in (*value.shape, *value.stride(), value.storage_offset())):
-        return None
-    return None if value.is_conj() or value.is_neg() else metadata_key(value)
+    known = all(type(number) is int for number in (*value.shape, *value.stride(), value.storage_offset()))
+    return metadata_key(value) if known and not (value.is_conj() or value.is_neg()) else None
 
 
 def metadata_key(value: Tensor) -> tuple[Any, ...]:
@@ -132,10 +129,9 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     if value.layout is not torch.strided:
         hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
         raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
-    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    if any(type(number) is not int for number in (*shape, *strides, offset)):
-        shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
-    return shape, strides, value.dtype, value.device, offset, value.is_conj(), value.is_neg()
+    shape, strides = tuple(map(expression, value.shape)), tuple(map(expression, value.stride()))
+    place = value.device, expression(value.storage_offset())
+    return shape, strides, value.dtype, *place, value.is_conj(), value.is_neg()
 
 
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -190,6 +186,14 @@ def _nearest(op: OpOverload, x: Tensor, size: Sequence[Any], *scales: Any) -> An
     """Torch's rule for a batch of none takes a count for a condition, which its check refuses."""
     none = guard_or_false(x.shape[0] == 0)
     return x.new_empty((*x.shape[:2], *size)) if none else _dense(op, suggest_memory_format, x, size, *scales)
+
+
+def _view(x: FakeTensor, size: Sequence[Any]) -> Tensor:
+    """Kernels give dimensions of one element other strides, by which later ones tell whether channels lie last."""
+    if _key((x, size)) is None:
+        return aten.view.default(x, size)
+    with torch_compat.without_dispatch():
+        return FakeTensor(x.fake_mode, x.view(size), x.device)
 
 
 def is_empty(x: Tensor) -> bool:
@@ -309,6 +313,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.linalg_vector_norm.default: partial(counted_from_0, aten.linalg_vector_norm.default),
     aten.roll.default: _roll,
     aten.slice.Tensor: _slice,
+    aten.view.default: _view,
     aten._unique.default: _unique,
     **{op: partial(_unique_of, op) for op in overloads("_unique2 unique_dim unique_consecutive")},
 }

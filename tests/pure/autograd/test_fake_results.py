@@ -117,6 +117,19 @@ def test_where_channels_may_be_said_to_lie_last_results_lie_as_real_ones(
     assert [y.stride() for y in tree_leaves(found)] == [y.stride() for y in tree_leaves(real)]
 
 
+@pytest.mark.parametrize(
+    ("strides", "size"), [((24, 1, 2), (1, 2, 3, 4)), ((1, 12, 1), (1, 24)), ((12, 12, 1), (1, 2, 12, 1))]
+)
+def test_dimensions_of_one_element_have_the_strides_of_a_real_view(
+    strides: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    x = torch.empty(24).as_strided((1, 2, 12), strides)
+    mode = FakeTensorMode()
+    with mode:
+        found = FakeResults(mode).call(aten.view.default, (mode.from_tensor(x), list(size)), {})
+    assert found.stride() == x.view(size).stride()
+
+
 def test_what_stands_for_all_of_one_shape_has_no_value_of_its_own() -> None:
     mode = FakeTensorMode()
     with mode, torch.no_grad():
