@@ -604,3 +604,23 @@ def test_a_program_may_ask_how_often_it_wrote_to_a_tensor(kept: bool, backend: s
     result, *versions = torch.compile(asked, backend=backend)(_x())
     assert torch.equal(result, asked(_x())[0])
     assert versions == [0, int(not kept)]
+
+
+def test_a_write_that_autograd_does_not_count_leaves_an_earlier_backward_possible(backend: str) -> None:
+    def written(x: Tensor) -> Tensor:
+        x.data[0].mul_(2)
+        return x + 1
+
+    x = _x().requires_grad_()
+    loss = (x * x).sum()
+    torch.compile(written, backend=backend)(x)
+    loss.backward()
+    assert torch.equal(x.grad, 2 * x.detach())
+
+
+def test_new_statistics_leave_an_earlier_backward_possible(backend: str) -> None:
+    norm = nn.BatchNorm1d(4).eval()
+    loss = norm(_x()).sum()  # reads the statistics, which its backward needs
+    torch.compile(norm.train(), backend=backend)(_x())
+    loss.backward()
+    assert norm.running_mean._version == nn.BatchNorm1d(4).running_mean._version

@@ -116,13 +116,13 @@ class _Results:
         args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
         return replace(view, args=args, kwargs=kwargs)
 
-    def updates(self, inputs: Sequence[Any], grad_fns: Sequence[Any]) -> Iterator[Update]:
+    def updates(self, inputs: Sequence[Any], before: Sequence[tuple[Any, int]]) -> Iterator[Update]:
         """The new values of inputs and constants that were written."""
-        for position, value in enumerate(inputs):
+        for at, (value, (grad_fn, version)) in enumerate(zip(inputs, before, strict=True)):
             root = self.recorder.alias_of(value).root if isinstance(value, Tensor) else None
-            if root is not None and root.generation and root.input == position:
-                tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
-                yield Update(position, self.tensor(value, False) if tracked else self.value(root.node), tracked)
+            if root is not None and root.generation and root.input == at:
+                tracked, counted = value.requires_grad and value.grad_fn is not grad_fn, value._version != version
+                yield Update(at, self.tensor(value, False) if tracked else self.value(root.node), tracked, counted)
         for position, (root, _) in enumerate(self.recorder.constants, len(inputs)):
             if root.generation and root.input is not None:
                 yield Update(position, self.value(root.node))
@@ -208,14 +208,14 @@ class _Results:
 
 
 def describe_outputs(
-    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
+    recorder: Recorder, inputs: Sequence[Any], before: Sequence[tuple[Any, int]], outputs: Any
 ) -> tuple[Program, tuple[Result, ...]]:
-    """Describes what a traced program did to the inputs that it ran on, which had these autograd nodes before, and what
-    it returned; the results that its graph must give for that.
+    """Describes what a traced program did to the inputs that it ran on, which had these autograd nodes and versions
+    before, and what it returned; the results that its graph must give for that.
 
     Raises: UnsupportedOperator for an input that took other memory, where its own was written to."""
     results = _Results(recorder, inputs)
-    updates = tuple(results.updates(inputs, grad_fns))
+    updates = tuple(results.updates(inputs, before))
     flat, structure = pytree.tree_flatten(outputs)
     positions = results.inputs
     taken = {positions[target]: source for target, (source, _) in recorder.moves.items() if target in positions}

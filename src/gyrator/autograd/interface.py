@@ -20,12 +20,13 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 class Update:
     """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
 
-    The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old
-    value in the graph reads it before the update. ``tracked``: autograd must see it, so that the caller does it."""
+    The graph itself mutates nothing; every reader of the old value in it reads before the update. ``tracked``: autograd
+    must see it, so that the caller does it; ``counted``: autograd counts it, unlike what is written to `x.data`."""
 
     input: int
     output: int
     tracked: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True)

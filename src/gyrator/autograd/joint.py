@@ -75,7 +75,7 @@ def trace(gm: GraphModule, inputs: Inputs, masks: Kinds, *, fuses: bool = True, 
         runner = _Runner(gm, recorder, Masks(gm.graph, masks), fuses=fuses)
         if frozen:
             runner.to_join = linears_to_join(gm.graph, inputs.static)
-        before = [value.grad_fn if isinstance(value, Tensor) else None for value in arguments]
+        before = [(x.grad_fn, x._version) if isinstance(x, Tensor) else (None, 0) for x in arguments]
         with recorder:
             outputs = runner.run(*arguments)
         build.origin = {}
@@ -168,8 +168,7 @@ class _Runner(Interpreter):
             return self.env[node]
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         if self._fuses and isinstance(value, Tensor):
-            attended = attend(node, self.env, value, self._masks, self._attention)
-            value = value if attended is None else attended
+            value = attend(node, self.env, value, self._masks, self._attention)
         if node.target is F.scaled_dot_product_attention:
             value = as_captured(value, node)
         self._masks.note(node, value)

@@ -57,7 +57,7 @@ class _Writer:
             target = self._input(update.input)
             if update.tracked:
                 self._lines.append(f"    {self._name(copy_into, 'copy_into')}({target}, results[{update.output}])")
-            else:  # the compiled graph has written it
+            elif update.counted:  # the compiled graph has written it
                 self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         outputs = outputs or [self._value(source) for source in program.sources]
         self._lines += [f"    {self._input(k)}.data = {self._value(source)}" for k, source in program.moves]

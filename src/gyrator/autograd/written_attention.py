@@ -142,14 +142,14 @@ def _product(node: Node, values: Values) -> _Product | None:
     return _Product((left, right), (found[0], found[1], found[2]))
 
 
-def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call) -> Tensor | None:
-    """What attention gives that ends at `node`: the same as `result`, which is computed as written. None if none ends.
+def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call) -> Tensor:
+    """What attention gives that ends at `node`: the same as `result`, computed as written; that where none ends.
 
     Args:
         values: of the nodes so far.
         call: `scaled_dot_product_attention`, with named arguments."""
     if (last := _product(node, values)) is None or torch.func.debug_unwrap(result) is not result:
-        return None
+        return result
     for at in (0, 1):
         walk = _Walk(values)
         scores = walk.weights(last.operands[at])
@@ -159,18 +159,18 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Call)
         while links[-1] is not node:
             links.extend(links[-1].users)  # of each the only one
         if found is None or writes_between(scores.node, node, links):
-            return None
+            return result
         parts, letters = found
         operands = autocast(*[values[x].permute([have.index(c) for c in want]) for x, have, want in parts])
         if values[scores.node].dtype != operands[0].dtype:  # written under another autocast
-            return None
+            return result
         out = _attention(scores, walk.dropout, [x if x.ndim == 4 else x[None] for x in operands], masks, call)
         if out is None or out.dtype != result.dtype:
-            return None
+            return result
         out = (out if result.ndim == 4 else out[0]).permute([letters.index(c) for c in last.letters[2]])
         out = laid_out(out, [*map(size_hint, result.stride())])
         return out.clone() if result.requires_grad and _may_change(node) else out
-    return None
+    return result
 
 
 def _may_change(node: Node) -> bool:
