@@ -50,6 +50,15 @@ def test_columns_narrower_than_vectors(rows: int, columns: int, mean: float, bac
     assert rms(found - exact) <= 2 * rms(x.sum(1) - exact) + 1e-9 * rms(exact)
 
 
+@pytest.mark.parametrize("rows", [64, 96, 128, 130])
+def test_rounding_of_equal_numbers_does_not_add_up(rows: int, backend: str) -> None:
+    """Each addition of the same number may round the same way."""
+    torch._dynamo.reset()
+    x = torch.rand(20, 1, 9, generator=torch.Generator().manual_seed(0)).repeat(1, rows, 1)
+    found, exact = torch.compile(lambda x: x.mean(1), backend=backend)(x), x.double().mean(1)
+    assert rms(found - exact) <= 2 * rms(x.mean(1) - exact) + 4 * torch.finfo(x.dtype).eps * rms(exact)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1000, 37), (5, 4096), (300, 1)])
 @pytest.mark.parametrize("width", [2, 8])
 def test_the_last_two_dimensions_differ_but_follow_one_another_in_memory(

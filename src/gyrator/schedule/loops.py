@@ -280,7 +280,7 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
         others.insert(0 if tiny else len(others), outside)
     if simple:
         for k, space in enumerate(spaces):
-            if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):
+            if space and ((most := at_most(space[-1].extent)) is None or most > PART):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
     if beside is not None:
         blocks |= digits_of(blocks.get(both, both.index()), (beside, inner))
