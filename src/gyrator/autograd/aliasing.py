@@ -217,14 +217,13 @@ def describe_outputs(
     results = _Results(recorder, inputs)
     updates = tuple(results.updates(inputs, before))
     flat, structure = pytree.tree_flatten(outputs)
-    positions = results.inputs
-    taken = {positions[target]: source for target, (source, _) in recorder.moves.items() if target in positions}
+    at = results.inputs
+    taken = {at[target]: source for target, (source, _) in recorder.moves.items() if target in at}
     for _, own in recorder.moves.values():  # written, and out of its input's reach; or a tensor of the program's own
         if own.input is not None and (own.input >= len(inputs) or (own.generation and own.input in taken)):
             raise UnsupportedOperator(str(aten.set_.source_Tensor), "it changes what memory a tensor owns")
     bases = results.bases([*flat, *taken.values()])
     sources = tuple(results.source(value, bases) for value in flat)
     moves = tuple((k, results.source(value, bases)) for k, value in taken.items())
-    changed = [(positions[id(x)], view) for x, view in recorder.metadata_changes if id(x) in positions]
-    changes = tuple((position, results.replayed(view)) for position, view in changed)
+    changes = tuple((at[id(x)], results.replayed(view)) for x, view in recorder.metadata_changes if id(x) in at)
     return Program(len(inputs), updates, changes, sources, structure, moves=moves), tuple(results.found)

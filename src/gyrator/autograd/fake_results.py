@@ -44,10 +44,9 @@ class FakeResults:
     def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The results of a call of `op`: new tensors each time, which share memory with an argument where they are
         views. Their metadata is remembered of pure operators and views."""
-        function: Callable[..., Any] = _STAND_INS.get(op, op)
         effect = behaviour(op).effect if isinstance(op, OpOverload) and op.namespace in ("aten", "prims") else None
-        if op not in _STAND_INS and effect is Effect.PURE and torch.Tag.pointwise in op.tags:
-            function = partial(_pointwise, op)
+        torchs = partial(_pointwise, op) if effect is Effect.PURE and torch.Tag.pointwise in op.tags else op
+        function: Callable[..., Any] = _STAND_INS.get(op, torchs)
         if all(x.constant is not None for x in args if type(x) is FakeTensor):
             function = op  # torch computes with known values
         if op in _PARTS:
