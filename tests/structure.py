@@ -32,7 +32,7 @@ CEILINGS = {
     "ir": 6_000,
     "metrics": 800,
     "cache": 1_200,
-    "autograd": 5_470,
+    "autograd": 5_500,
     "lowering": 5_800,
     "schedule": 6_700,
     "codegen": 4_900,

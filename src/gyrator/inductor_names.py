@@ -32,8 +32,6 @@ OTHER_NAMES: Mapping[str, tuple[str | None, str]] = {
 
 def hint_for(inductor: str) -> str | None:
     """What to write here instead of one of Inductor's names; None where the name is unknown or the same."""
-    if inductor not in OTHER_NAMES:
-        return None
-    ours, note = OTHER_NAMES[inductor]
-    here = f" is {ours} here" if ours else ""
-    return f"Inductor's {inductor}{here}" + (f": {note}" if note else "")
+    ours, note = OTHER_NAMES.get(inductor, (None, ""))
+    told = (f" is {ours} here" if ours else "") + (f": {note}" if note else "")
+    return f"Inductor's {inductor}{told}" if told else None

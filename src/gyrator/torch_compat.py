@@ -398,8 +398,7 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
     """For a body of an activation checkpoint: whether an operator's results are computed again in backward,
     as the user's `context_fn` says; None where all are."""
-    make_contexts = body.meta.get("_checkpoint_context_fn")
-    if make_contexts is None:
+    if (make_contexts := body.meta.get("_checkpoint_context_fn")) is None:
         return None
     policy = make_contexts()[0].policy_fn
     module = importlib.import_module("torch.utils.checkpoint")

@@ -125,8 +125,7 @@ class Tuner:
         settings = {"threads": threads, "precision": float32_matmul_precision()}
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         key = digest(repr((about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)))
-        entry = store.find(key, warn=lambda _: None)
-        if entry is not None:
+        if (entry := store.find(key, warn=lambda _: None)) is not None:
             return Choice(title, _ranked(candidates, entry.notes["trials"]), known=True)
         built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.builders))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}

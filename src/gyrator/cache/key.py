@@ -243,8 +243,7 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
     Raises: ValueError if one has no text that can be read again, or speaks of a symbol without a canonical name."""
     facts = []
     for guard in shape_env.guards[before:]:
-        unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
-        if unknown:
+        if unknown := [s.name for s in guard.expr.free_symbols if s.name not in canonical]:
             raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
         text = _NAME.sub(lambda m: canonical.get(m.group(), m.group()), python_text(guard.expr))
         hints = {canonical[s.name]: torch_compat.symbol_hint(shape_env, s) for s in guard.expr.free_symbols}

@@ -85,8 +85,7 @@ class Expressions(Blocks[Term, Block]):
 
     def forget(self, values: Iterable[Value]) -> None:
         """``values`` are about to change: what was computed from their elements no longer holds."""
-        changed = self._loaded.intersection(values)
-        if not changed:
+        if not (changed := self._loaded.intersection(values)):
             return
         for block in self.blocks:
             block.terms = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}

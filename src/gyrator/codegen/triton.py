@@ -709,12 +709,9 @@ class Printer(Expressions):
             return
         at = self.address(store.value, store.index)
         value = self.value(store.expr)
-        if len(value.text) > 60:
-            value = self.named(value, "t", store.expr)
+        value = self.named(value, "t", store.expr) if len(value.text) > 60 else value
         every = self._scope if store.atomic else at.axes | value.axes
-        pointer = at.text
-        if every != at.axes:
-            pointer = f"tl.broadcast_to({at.text}, {self.shape(every)})"
+        pointer = at.text if every == at.axes else f"tl.broadcast_to({at.text}, {self.shape(every)})"
         conditions = self.within(every)
         if self._shared and not self._scope:  # all programs of a row know it
             conditions.append(Term("part == 0", atom=False))

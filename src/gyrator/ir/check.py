@@ -85,8 +85,7 @@ class _ProgramChecker:
         self.values[value.name] = value
 
     def defined(self, value: Value) -> None:
-        known = self.values.get(value.name)
-        if known is None:
+        if (known := self.values.get(value.name)) is None:
             raise RuleBroken(f"value {value} is not defined before its use")
         if known is not value:
             raise RuleBroken(f"value {value} is used as {declared(value)}, defined as {declared(known)}")

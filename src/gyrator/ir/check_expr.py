@@ -64,8 +64,7 @@ class ExprChecker:
         if guarded:
             return
         for position, (coordinate, extent) in enumerate(zip(index, value.shape, strict=True)):
-            wrong = _check_range(coordinate, extent)
-            if wrong is not None:
+            if (wrong := _check_range(coordinate, extent)) is not None:
                 raise RuleBroken(f"coordinate {position} of {value}[{', '.join(map(str, index))}] {wrong}")
 
     def _visit(self, expr: Expr, *, guarded: bool) -> None:
@@ -107,8 +106,7 @@ class ExprChecker:
 
 def check_op(op: Op) -> None:
     """The arguments and result of ``op`` have the dtypes that its row asks for."""
-    row = OPS.get(op.name)
-    if row is None:
+    if (row := OPS.get(op.name)) is None:
         raise RuleBroken(f"no such op: {op.name}")
     if len(op.args) != row.arity:
         raise RuleBroken(f"{op.name} takes {row.arity} arguments, not {len(op.args)}: {op}")
@@ -147,8 +145,7 @@ def check_literal(value: Scalar, dtype: torch.dtype) -> None:
 
 def check_combine(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:
     """The result dtypes of reducing elements of ``dtypes`` by ``kind``."""
-    row = REDUCTIONS.get(kind)
-    if row is None:
+    if (row := REDUCTIONS.get(kind)) is None:
         raise RuleBroken(f"no such reduction: {kind}")
     if len(dtypes) != row.inputs:
         raise RuleBroken(f"{kind} takes {row.inputs} values per element, not {len(dtypes)}")

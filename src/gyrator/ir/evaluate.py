@@ -120,16 +120,14 @@ class Evaluator:
             if guard is not None:
                 at = torch.where(guard, at, 0)
             size = self.index(extent)
-            bad = _first(at, (at < 0) | (at >= size), guard)
-            if bad is not None:
+            if (bad := _first(at, (at < 0) | (at >= size), guard)) is not None:
                 raise OutOfRange(f"{value}[{', '.join(map(str, index))}]: {i} is {bad}, extent {size}")
             found.append(at)
         return tuple(found)
 
     def _checked(self, expr: Checked, guard: Tensor | None) -> Tensor:
         at, size = self.value(expr.arg, guard), self.index(expr.size, guard)
-        bad = _first(at, (at < -size) | (at >= size), guard)
-        if bad is not None:
+        if (bad := _first(at, (at < -size) | (at >= size), guard)) is not None:
             raise IndexOutOfRange(bad, int(size))
         wrapped = torch.where(at < 0, at + size, at)
         return wrapped if guard is None else torch.where(guard, wrapped, 0)

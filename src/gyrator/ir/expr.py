@@ -330,8 +330,7 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
     atoms = mapping or {}
 
     def index(i: Index) -> Index:
-        done = moved.get(i)
-        if done is None:
+        if (done := moved.get(i)) is None:
             done = moved[i] = map_indirect(i, visit, atoms)
         return done
 

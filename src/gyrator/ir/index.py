@@ -322,8 +322,7 @@ def _long_division(num: Index, den: Index) -> tuple[Index, Index]:
     for _ in range(16):
         step: list[tuple[Monomial, int]] = []
         for monomial, c in rest.terms:
-            left = _divide_monomial(monomial, lead)
-            if left is None:
+            if (left := _divide_monomial(monomial, lead)) is None:
                 continue
             q = c // lead_c if not monomial else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
             if q:
@@ -361,8 +360,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
         return quotient, rest
     if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
         return quotient - 1, rest + den
-    split = _split_by_factor(rest, den)
-    if split is not None:
+    if (split := _split_by_factor(rest, den)) is not None:
         return quotient + split[0], split[1]
     floor = _nested_division(rest, den) or FloorDiv(rest, den).index()
     return quotient + floor, rest if floor is ZERO else _mod_atom(rest, den)

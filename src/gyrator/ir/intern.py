@@ -70,8 +70,7 @@ def _adder(table: Table) -> Callable[[object, object], object]:
             entered = table.setdefault(key, new)
             if entered is new:
                 return node
-            first = entered()
-            if first is not None:
+            if (first := entered()) is not None:
                 return first
             forget(key, entered)
 

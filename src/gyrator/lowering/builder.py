@@ -150,8 +150,7 @@ class Builder:
 
     def seed(self, device: torch.device) -> Expr:
         """The seed of the next draw on ``device``, one of those of this program."""
-        seeds = self._seeds.get(device)
-        if seeds is None:
+        if (seeds := self._seeds.get(device)) is None:
             shape = (const(self._draws),)
             seeds = self._seeds[device] = Value(self._unique("seeds"), shape, torch.int64, (ONE,), device)
             self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
@@ -176,8 +175,7 @@ class Builder:
         if ref.dtype.is_complex:
             wanted = None if strides is None else (*[2 * stride for stride in strides], ONE)
             return replace(self.as_view(reals(ref), wanted), dtype=ref.dtype)
-        window = strided(ref)
-        if window is not None:
+        if (window := strided(ref)) is not None:
             given = ref.dtype if ref.dtype != ref.value.dtype else None
             if strides is not None and same_strides(ref.shape, window[0], strides):
                 return View(ref.value, ref.shape, strides, window[1], given)
@@ -217,8 +215,7 @@ def _window(shape: Coords, coords: Coords, memory: Coords) -> tuple[Coords, Inde
         if axis.extent is ONE:
             strides.append(fallback)
             continue
-        step = position.coefficient(axis)
-        if step is None:
+        if (step := position.coefficient(axis)) is None:
             return None
         strides.append(step)
         position = position - step * axis.index()

@@ -183,9 +183,7 @@ class _Lowering:
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
             return [self._argument(a) for a in arg]
-        if isinstance(arg, torch.SymInt):
-            return self.symbols.to_index(arg)
-        return arg  # type: ignore[return-value]
+        return self.symbols.to_index(arg) if isinstance(arg, torch.SymInt) else arg  # type: ignore[return-value]
 
     def _placeholder(self, node: fx.Node) -> Result:
         example = node.meta.get("val")
@@ -212,8 +210,7 @@ class _Lowering:
             return tensor
         assert isinstance(tensor, torch.Tensor)
         meta = self.b.meta(tensor)
-        literal = _literal(tensor)
-        if literal is not None:
+        if (literal := _literal(tensor)) is not None:
             return self.b.full(meta, literal)
         known = next((v for v, held in self.constants.items() if held is tensor), None)
         if known is None:
@@ -290,8 +287,7 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
     source = args[0] if args else None
     if isinstance(source, TensorRef) and node.target in (aten._local_scalar_dense.default, aten.item.default):
         return views.reshape(source, ()).load(())
-    found = number_of(node.target, args)
-    if found is None:
+    if (found := number_of(node.target, args)) is None:
         raise refused(node.target, node, "it returns a float or bool that only a call can know")
     return found
 

@@ -143,8 +143,7 @@ def _nearest_forward(exact: bool, b: Builder, out: Meta, x: TensorRef, size: obj
 
 def _nearest_index(size: Resize, exact: bool, output: Index, device: torch.device) -> Index:
     """Of which rounding makes at most the element beside: a GPU, where checks take long, clamps it."""
-    times = _even(size)
-    if times is not None:
+    if (times := _even(size)) is not None:
         return output // times
     source = cast(_nearest_source(size, exact, output), torch.int64)
     on_gpu = device.type == "cuda"

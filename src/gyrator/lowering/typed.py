@@ -71,10 +71,8 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
         wide = cast(expr, torch.float32)
         too_large = op("gt", op("abs", wide), like(wide, 464.0))
         expr = op("where", too_large, op("copysign", like(wide, math.nan), wide), wide)
-    if isinstance(expr, Const):
-        value = expr.value
-        if expr.dtype in HALF:  # the literal stands for its rounded value
-            value = float(torch.tensor(value, dtype=expr.dtype))
+    if isinstance(expr, Const):  # a literal of 16 bits stands for its rounded value
+        value = float(torch.tensor(expr.value, dtype=expr.dtype)) if expr.dtype in HALF else expr.value
         return constant(value, dtype)
     return Op("cast", (expr,), dtype)
 

@@ -166,8 +166,7 @@ class _Builder:
         guilty, text = unit.name, unit.text
         for kernel in unit.kernels:
             alone = self.unit((kernel,)).text
-            refused = self.compile(alone, folder / _LIBRARY)
-            if refused is not None:
+            if (refused := self.compile(alone, folder / _LIBRARY)) is not None:
                 guilty, text, messages = kernel.name, alone, refused
                 break
         (folder / _SOURCE).write_text(text, "utf-8")

@@ -165,8 +165,7 @@ def keep_program(
     """Store a program whose graphs (forward or inference, then backward) have the keys `graphs`, if it can be written.
 
     `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it."""
-    facts = facts_of(env, guards, key)
-    if facts is not None:
+    if (facts := facts_of(env, guards, key)) is not None:
         with suppress(Unrecordable):
             notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts, "about": about}
             programs.put(key.digest, {}, {**notes, "key": {**key.fields}})

@@ -137,8 +137,7 @@ class GpuKernels:
         launches = [self._loaded(about, variant, programs) for variant in variants]
         saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
         timed = partial(times, stream=stream, args=args, updated=saved, driver=self.driver())
-        took = timed(launches)
-        if took is None:
+        if (took := timed(launches)) is None:
             return launches[0]
         tried = list(zip(variants, launches, took, strict=True))
         if descends:
@@ -157,8 +156,7 @@ class GpuKernels:
         found: list[Tried] = []
 
         def measure(config: Config) -> float | None:
-            variant = self._rebuilt(start, config)
-            if variant is None:
+            if (variant := self._rebuilt(start, config)) is None:
                 return None
             try:
                 launch = self._loaded(about, variant, programs)

@@ -110,11 +110,9 @@ def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]
     counts: Counter[str] = Counter()
     for value in dict.fromkeys((*read, *(v for v in made if v in stored), *made, *bases)):
         stem = stem_of(value.name)
-        if stem.startswith("row_"):  # so are scratch rows called
-            stem = f"v_{stem}"
+        stem = f"v_{stem}" if stem.startswith("row_") else stem  # so are scratch rows called
         counts[stem] += 1
-        name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
-        names[value] = replace(value, name=name)
+        names[value] = replace(value, name=stem if counts[stem] == 1 else f"{stem}_{counts[stem]}")
     return names
 
 

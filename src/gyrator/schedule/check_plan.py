@@ -68,8 +68,7 @@ class _Checker:
 
     def end(self) -> None:
         self._readable(self._shown, "show")
-        left = self._named - self._given - self._shown
-        if left:
+        if left := self._named - self._given - self._shown:
             raise RuleBroken(f"{', '.join(sorted(value.name for value in left))} is never freed")
 
     def _name(self, values: Iterable[Value]) -> None:

@@ -143,8 +143,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
             column = _for_threads(both, parallel, blocks)
             digits = digits_of(blocks.get(both, both.index()), (near, last))
             return Shape(group, Style.POINTS, tuple(parallel), column, (), digits)
-        lane = across or near
-        if lane is not None:
+        if (lane := across or near) is not None:
             small = iterations((lane,)) < LANES  # matrices of a few rows and columns: one in each lane
             lane = max(parallel, key=lambda a: iterations((a,))) if small else lane
             others = tuple([a for a in parallel if a is not lane])
