@@ -76,8 +76,9 @@ def compile_program(
             return compiled(inputs.values, name=f"{name}_complete")[0]
 
     call = assemble(traced, gm, example_inputs, complete)
-    if any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter, FakeTensor) for x in example_inputs):
-        call = partial(_without_functions, call)  # capture has written out what subclasses do
+    drawn = torch_compat.drawn_numbers(gm)
+    if drawn or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter, FakeTensor) for x in example_inputs):
+        call = partial(_as_captured, call, drawn)
     if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
 
         def again(given: Sequence[Any]) -> Callable[..., Any]:
@@ -126,9 +127,10 @@ def _of_weights(
     return chosen
 
 
-def _without_functions(call: Callable[..., Any], *args: Any) -> Any:
+def _as_captured(call: Callable[..., Any], drawn: Sequence[int], *args: Any) -> Any:
+    """A call without what subclasses do, as capture has written that out, and with `drawn` fractions as float32."""
     with torch_compat.without_functions():
-        return call(*args)
+        return call(*[x.float() if k in drawn and x.is_floating_point() else x for k, x in enumerate(args)])
 
 
 def _compile(

@@ -50,6 +50,12 @@ def is_buffer(placeholder: Node) -> bool:
     return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", ()) and "_buffers_" in placeholder.name
 
 
+def drawn_numbers(gm: GraphModule) -> list[int]:
+    """Which inputs are numbers that module `random` draws: fractions, captured as float32, are passed as float64."""
+    sources = [getattr(n.meta.get("grapharg"), "source", None) for n in gm.graph.find_nodes(op="placeholder")]
+    return [k for k, source in enumerate(sources) if type(source).__name__ == "RandomValueSource"]
+
+
 def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
     """`graph.create_node`, in half the time: torch 2.13 searches the arguments for numbers that no graph holds."""
     node = graph.create_node(op, target, name=name)
@@ -404,11 +410,7 @@ def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
     module = importlib.import_module("torch.utils.checkpoint")
     keep = (True, module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE)
     context = module.SelectiveCheckpointContext(is_recompute=False)
-
-    def recomputed(op: Any, *args: Any, **kwargs: Any) -> bool:
-        return policy(context, op, *args, **kwargs) not in keep
-
-    return recomputed
+    return lambda op, *args, **kwargs: policy(context, op, *args, **kwargs) not in keep
 
 
 ISOLATED = dict.fromkeys({"isolate_recompiles"} & signature(torch.compile).parameters.keys(), True)

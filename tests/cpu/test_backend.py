@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import subprocess
 import sys
 import threading
@@ -263,3 +264,16 @@ def test_a_program_that_makes_tensors_on_a_gpu_is_looked_up_for_that_gpu(monkeyp
     monkeypatch.setattr("gyrator.backend.program_key", looked_up)
     with pytest.raises(LookupError, match="cuda"):
         backend(torch.fx.GraphModule({}, graph), [torch.ones(3)])
+
+
+def test_numbers_that_the_module_random_draws_are_drawn_anew_in_each_call(backend: str) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * random.uniform(2, 3), x * random.randint(4, 90)
+
+    run, x = torch.compile(fn, backend=backend), torch.ones(3)
+    run(x)
+    random.seed(5)
+    found = [run(x) for _ in range(3)]
+    random.seed(5)
+    for result in found:
+        torch.testing.assert_close(result, fn(x))
