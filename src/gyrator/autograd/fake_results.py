@@ -75,8 +75,7 @@ class FakeResults:
 
     def shared(self, tensor: Tensor) -> Tensor:
         """The one tensor that stands for all with this metadata, whatever value may be known of this one."""
-        key = metadata_key(tensor)
-        if key not in self._shared:
+        if (key := metadata_key(tensor)) not in self._shared:
             self._shared[key] = self.alias(tensor)
             self._shared[key].constant = None  # type: ignore[attr-defined]
         return self._shared[key]
@@ -128,9 +127,8 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     if value.layout is not torch.strided:
         hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
         raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
-    shape, strides = tuple(map(expression, value.shape)), tuple(map(expression, value.stride()))
-    place = value.device, expression(value.storage_offset())
-    return shape, strides, value.dtype, *place, value.is_conj(), value.is_neg()
+    size, strides = tuple(map(expression, value.shape)), tuple(map(expression, value.stride()))
+    return size, strides, value.dtype, value.device, expression(value.storage_offset()), value.is_conj(), value.is_neg()
 
 
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +140,9 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     full = [x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given]
     out = op(*full, **{key: arg for key, arg in kwargs.items() if key != "alpha"})
     tensors = [x for x in args if isinstance(x, Tensor)]
-    number = op._overloadname in ("Tensor", "Scalar") and len(tensors) < 2  # an operand without dimensions
+    number = op._overloadname in ("Tensor", "Scalar") and len(tensors) == 1  # an operand without dimensions
+    if number and _metadata(out):
+        return out.new_empty_strided(out.shape, (tensors[0] + out.new_empty_strided((1,) * rank, (0,) * rank)).stride())
     if number or op is aten.clone.default or not isinstance(out, Tensor):
         return out
     rows = _metadata(out) and all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)

@@ -130,6 +130,16 @@ def test_dimensions_of_one_element_have_the_strides_of_a_real_view(
     assert found.stride() == x.view(size).stride()
 
 
+@pytest.mark.parametrize("op", [aten.div.Tensor, aten.mul.Scalar, aten.gt.Scalar], ids=str)
+@pytest.mark.parametrize("batch", [1, 7, 8, 128])
+def test_dimensions_of_one_element_have_the_strides_of_a_real_result_with_a_number(op: OpOverload, batch: int) -> None:
+    x = torch.randn(1, 4, 4, 8).permute(0, 3, 1, 2).as_strided((1, 8, 4, 4), (batch, 1, 32, 8))
+    mode = FakeTensorMode()
+    with mode:
+        found = FakeResults(mode).call(op, (mode.from_tensor(x), 2.0), {})
+    assert found.stride() == op(x, 2.0).stride()
+
+
 def test_what_stands_for_all_of_one_shape_has_no_value_of_its_own() -> None:
     mode = FakeTensorMode()
     with mode, torch.no_grad():
