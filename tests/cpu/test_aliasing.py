@@ -624,3 +624,33 @@ def test_new_statistics_leave_an_earlier_backward_possible(backend: str) -> None
     torch.compile(norm.train(), backend=backend)(_x())
     loss.backward()
     assert norm.running_mean._version == nn.BatchNorm1d(4).running_mean._version
+
+
+def windows_of_a_window(x):
+    rows = x.as_strided((3, 4), (8, 1))
+    return rows.t()[1:].as_strided((2, 2), (3, 1)) + 1, rows.as_strided((3,), (2,), 17) * 2
+
+
+def windows_of_other_elements(x):
+    part = x[::2].view(torch.int32)
+    return part.as_strided((4,), (3,), 19) + 1, part[1:].as_strided((3,), (1,)) * 1
+
+
+def windows_of_other_elements_after_a_write(x):
+    x.mul_(2)
+    return windows_of_other_elements(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [windows_of_a_window, windows_of_other_elements])
+def test_as_strided_counts_in_the_memory_that_a_view_shows(program, dynamic: bool, backend: str) -> None:
+    function = torch.compile(program, backend=backend, dynamic=dynamic)
+    for rows in (6, 8):
+        x = torch.arange(8 * rows)[8:].reshape(-1, 8)[:, 1:6]
+        assert all(map(torch.equal, function(x), program(x)))
+
+
+def test_as_strided_counts_in_the_memory_that_a_view_of_a_written_tensor_shows(backend: str) -> None:
+    program = windows_of_other_elements_after_a_write
+    ours, eagers = (torch.arange(57)[9:].reshape(-1, 8) for _ in range(2))
+    assert all(map(torch.equal, torch.compile(program, backend=backend)(ours), program(eagers)))

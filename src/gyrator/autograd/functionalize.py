@@ -150,11 +150,26 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
 
 
 def viewed(parent: Alias, view: View, build: GraphBuilder) -> Node:
-    """A view of a present value. `as_strided` counts from the start of memory, where the root's new values begin."""
-    args = [*view.args]
-    if view.op is aten.as_strided.default and args[2:] not in ([], [None]) and parent.root.generation:
-        args[2] -= parent.root.tensor.storage_offset()
-    return _call_view(view.op, (read(parent, build), *args), dict(view.kwargs), build)
+    """A view of a present value."""
+    source, args = read(parent, build), view.args
+    if view.op is aten.as_strided.default and (parent.parent is not None or args[2:] not in ((), (None,))):
+        source, args = _placed(parent.root, source, *args, build=build)
+    return _call_view(view.op, (source, *args), dict(view.kwargs), build)
+
+
+def _placed(root: Root, source: Node, size: Any, stride: Any, offset: Any = None, *, build: GraphBuilder) -> Any:
+    """What `as_strided` of a view reads: the root, as views may be copies without its gaps, or a copy as elements of
+    another size. It counts from the start of memory, where the root's new values begin."""
+    whole, seen, root.pinned = root.node.meta["val"], source.meta["val"], True
+    start, base = (seen.storage_offset(), whole) if offset is None else (offset, root.tensor)
+    start -= base.storage_offset() * base.itemsize // seen.itemsize
+    if (seen.itemsize, seen.is_complex()) == (whole.itemsize, whole.is_complex()):
+        alike = seen.dtype == whole.dtype and not (seen.is_conj() or seen.is_neg())
+        return root.node if alike else source, (size, stride, start + whole.storage_offset())
+    span = 1 + sum((n - 1) * step for n, step in zip(whole.shape, whole.stride(), strict=True))
+    places = (span - span % max(1, seen.itemsize // whole.itemsize),), (1,), whole.storage_offset()
+    flat = build.call(aten.clone.default, (_call_view(aten.as_strided.default, (root.node, *places), {}, build),), {})
+    return build.call(aten.view.dtype, (flat, seen.dtype), {}), (size, stride, start)
 
 
 def _call_view(op: Any, args: Args, kwargs: Kwargs, build: GraphBuilder) -> Node:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gyrator.errors import UnsupportedInput
@@ -90,12 +90,9 @@ def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
 
 
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
-    """Whether a view of `owner` leaves the memory that `owner` spans; of symbolic sizes it is taken not to."""
-    places = (*view.shape, *view.stride(), *owner.shape, *owner.stride())
-    if any(type(number) is not int for number in places) or view.numel() == 0:
-        return False
+    """Whether a view of `owner` leaves the memory that `owner` spans; what symbolic sizes say becomes a guard."""
     (start, end), (first, last) = _span(view), _span(owner)
-    return start < first or last < end
+    return not guard_or_false(start == end) and (guard_or_false(start < first) or guard_or_false(last < end))
 
 
 def _overlap(tensors: Mapping[int, Tensor], written: Set[int]) -> bool:
@@ -130,11 +127,11 @@ def _reached(distance: int, dims: Sequence[tuple[int, int, int]]) -> bool:
     return any(_reached(distance - k * step, rest) for k in range(max(low, 1 - m), min(high, n - 1) + 1))
 
 
-def _span(value: Tensor) -> tuple[int, int]:
+def _span(value: Tensor) -> tuple[Any, Any]:
     """The first byte of a tensor in its storage, and the first after it."""
-    start = int(value.storage_offset()) * value.element_size()
+    start = value.storage_offset() * value.element_size()
     sides = zip(value.shape, value.stride(), strict=True)
-    count = 1 + sum((int(size) - 1) * int(step) for size, step in sides) if value.numel() else 0
+    count = 0 if guard_or_false(value.numel() == 0) else 1 + sum((size - 1) * step for size, step in sides)
     return start, start + count * value.element_size()
 
 

@@ -257,12 +257,11 @@ class Recorder(TorchDispatchMode):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
-        if func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None:
-            parent.root.pinned = True
-            if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
-                raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
+        counted = func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None
+        if counted and parent.root.input is not None and reaches_outside(out, parent.root.tensor):
+            raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         view = View(func, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
-        again = func in IDENTITY_VIEWS or (parent.root.generation and owned(source) is not source)
+        again = func in _FROM_ROOT or (parent.root.generation and owned(source) is not source)
         node = viewed(parent, view, self.build) if again else self._append(func, args, kwargs, out)
         if isinstance(out, Tensor):
             self._bind(out, Alias(parent.root, parent, view, node))
@@ -415,6 +414,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 _LEGIT = aten._native_batch_norm_legit
+_FROM_ROOT = {*IDENTITY_VIEWS, aten.as_strided.default}
 _FILLS = (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten._foreach_zero_.default)
 
 _RECORD: Mapping[Effect, Callable[..., None]] = {

@@ -405,8 +405,9 @@ def test_a_write_at_a_varying_offset_is_refused_where_it_needs_a_number() -> Non
         function(torch.arange(10.0)[3:9])
 
 
-def test_memory_outside_of_an_input_is_refused() -> None:
-    function, _ = compiled(lambda x: x.as_strided((2,), (1,), 0) + 1)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_outside_of_an_input_is_refused(dynamic: bool) -> None:
+    function, _ = compiled(lambda x: x.as_strided((2,), (1,), 0) + 1, dynamic=dynamic)
     with pytest.raises(Exception, match="reaches memory that its tensor does not span"):
         function(torch.arange(10.0)[3:])
 
