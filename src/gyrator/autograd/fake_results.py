@@ -142,7 +142,8 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     tensors = [x for x in args if isinstance(x, Tensor)]
     number = op._overloadname in ("Tensor", "Scalar") and len(tensors) == 1  # an operand without dimensions
     if number and _metadata(out) and 1 in out.shape:
-        return out.new_empty_strided(out.shape, (tensors[0] + out.new_empty_strided((1,) * rank, (0,) * rank)).stride())
+        (x,) = tensors
+        return out.new_empty_strided(out.shape, (x + x.new_empty_strided((1,) * rank, (0,) * rank)).stride())
     if number or op is aten.clone.default or not isinstance(out, Tensor):
         return out
     rows = _metadata(out) and all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)
