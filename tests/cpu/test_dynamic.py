@@ -401,6 +401,16 @@ def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
         count_compiles(pieces, calls, backend)
 
 
+def test_numbers_that_are_read_are_compared_with_infinity(backend: str) -> None:
+    def compared(x: Tensor) -> tuple[bool, bool]:
+        return x.item() == math.inf, x.item() > -math.inf
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for value in (1.0, math.inf, -math.inf, math.nan):
+            x = torch.tensor([value])
+            assert torch.compile(compared, backend=backend)(x) == compared(x)
+
+
 def test_an_element_at_a_place_that_is_a_tensor_is_taken(backend: str) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         calls = [(torch.randn(4, 5, requires_grad=True), torch.tensor(n)) for n in (2, -1)]

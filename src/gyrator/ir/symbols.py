@@ -240,10 +240,10 @@ def evaluated(text: str, numbers: Mapping[str, Any], apply: Callable[..., Any] |
 
     def value(node: ast.expr) -> Any:
         match node:
-            case ast.Constant(bool() | int() | float()):
+            case ast.Constant(bool() | int() | float() | "-inf"):  # SymPy's text of it is float('-inf')
                 return node.value
-            case ast.Name(name) if name in numbers:
-                return numbers[name]
+            case ast.Name() | ast.Attribute() if (name := ast.unparse(node)) in numbers or name == "math.inf":
+                return numbers.get(name, math.inf)
             case ast.UnaryOp(op, inner) if type(op) in _OPERATORS:
                 return call(_OPERATORS[type(op)], value(inner))
             case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
