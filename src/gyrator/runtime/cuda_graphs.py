@@ -119,7 +119,8 @@ def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Re
     tensors = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     moving = {k: arg for k, arg in tensors if k not in roles.static and k >= roles.kept}
     own = dict(zip(moving, _copies([*moving.values()]), strict=True))
-    replay, outputs = record(lambda: call([own.get(k, arg) for k, arg in enumerate(args)]))
+    given = [own.get(k, arg) for k, arg in enumerate(args)]  # at once, as the caller's list is emptied
+    replay, outputs = record(lambda: call(list(given)))
     shown = len(outputs) - roles.saved
     inputs = {arg.untyped_storage().data_ptr() for _, arg in tensors}
     saved = (out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor))  # lists would hold them
