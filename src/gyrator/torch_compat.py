@@ -288,16 +288,17 @@ def qualified_name(function: object) -> str | None:
         return None
 
 
-def each_sample(call: Callable[[list[Any]], Sequence[Any]], boxed: list[Any]) -> Sequence[Any]:
-    """`call(boxed)`; where tensors of the list stand for batches, without memory of their own (is_grads_batched, vmap):
-    what it returns for one sample after the other, as batches."""
+def each_sample(call: Callable[[list[Any]], Sequence[Any]], boxed: list[Any], last: int) -> Sequence[Any]:
+    """`call(boxed)`; where some of the `last` tensors stand for batches, without memory of their own (is_grads_batched,
+    vmap): what it returns for one sample after the other, as batches."""
     legacy, functorch = torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch
-    batched = [x for x in boxed if isinstance(x, torch.Tensor) and (functorch.is_batchedtensor(x) or legacy(x))]
+    given = (x for x in boxed[len(boxed) - last :] if isinstance(x, torch.Tensor))  # no list, which would hold them
+    batched = [x for x in given if functorch.is_batchedtensor(x) or legacy(x)]
     if not batched:
         return call(boxed)
     kind, level = (torch, 1) if legacy(batched[0]) else (functorch, max(map(functorch.maybe_get_level, batched)))
     parts = [kind._remove_batch_dim(x, level, 1, 0) if any(x is b for b in batched) else [x] for x in boxed]
-    samples = [each_sample(call, [part[n % len(part)] for part in parts]) for n in range(max(map(len, parts)))]
+    samples = [each_sample(call, [part[n % len(part)] for part in parts], last) for n in range(max(map(len, parts)))]
     return [None if x[0] is None else kind._add_batch_dim(torch.stack(x), 0, level) for x in zip(*samples, strict=True)]
 
 

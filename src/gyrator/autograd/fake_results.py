@@ -45,8 +45,8 @@ class FakeResults:
         """The results of a call of `op`: new tensors each time, which share memory with an argument where they are
         views. Their metadata is remembered of pure operators and views."""
         effect = behaviour(op).effect if isinstance(op, OpOverload) and op.namespace in ("aten", "prims") else None
-        torchs = partial(_pointwise, op) if effect is Effect.PURE and torch.Tag.pointwise in op.tags else op
-        function: Callable[..., Any] = _STAND_INS.get(op, torchs)
+        usual = partial(_pointwise, op) if effect is Effect.PURE and torch.Tag.pointwise in op.tags else op
+        function: Callable[..., Any] = _STAND_INS.get(op, usual)
         if all(x.constant is not None for x in args if type(x) is FakeTensor):
             function = op  # torch computes with known values
         if op in _PARTS:

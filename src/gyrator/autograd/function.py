@@ -100,7 +100,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             del saved, tangents
             ctx.maybe_clear_saved_tensors()  # unless backward may run again
             with torch_compat.without_functions(), torch.no_grad() if again else nullcontext():  # as forward ran
-                values = torch_compat.each_sample(partial(_run_backward, link, ctx.shapes), boxed)
+                values = torch_compat.each_sample(partial(_run_backward, link, ctx.shapes), boxed, len(link.tangents))
                 for target, value in zip(ctx.written, values[len(spec.gradients) :], strict=True):
                     target.copy_(value)
             if again:
