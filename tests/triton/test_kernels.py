@@ -308,6 +308,63 @@ def test_short_rows_within_longer_ones_are_rows_though_what_is_subtracted_is_no_
     torch.testing.assert_close(got, fn(x), rtol=2e-5, atol=2e-5)
 
 
+def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None:
+    fn = lambda p, x: torch.softmax(p + x.transpose(1, 2), -1)  # noqa: E731
+    low = lowered(fn, half(1500, 512), half(8, 512, 1500))
+    (kernel,) = gpu_plan(on_gpu(low.program)).kernels
+    printed = print_triton(kernel)
+    tiles = [config for config in printed.configs if dict(config.blocks).get("XBLOCK", 1) >= 16]
+    assert tiles and all(compiler.compile(printed, config, 90).spills == 0 for config in tiles)
+
+
+@pytest.mark.parametrize(
+    ("fn", "exact"),
+    [
+        (lambda x: (x / 7).floor(), True),
+        (lambda x: (x / x.abs()).to(torch.int64), True),
+        (lambda x: torch.div(x, x.abs() + 2, rounding_mode="trunc"), True),
+        (lambda x: x / 7 == 1, True),
+        (lambda x: x.reciprocal() == 0.1, True),
+        (lambda x: (x / x.abs()).clamp(-1) >= x, True),
+        (lambda x: x.var(-1), True),
+        (lambda x: x / x.abs() + 1, False),
+        (lambda x: x / 7 > 0, False),
+        (lambda x: torch.where(x == -torch.inf, 0, x / 7), False),
+        (lambda x: torch.where(torch.rand(300, 7) > 0.1, x / 7, 0), False),
+    ],
+)
+def test_quotients_that_are_rounded_are_exact(fn: Callable[..., Any], exact: bool, compiler: Worker) -> None:
+    (kernel,) = gpu_plan(on_gpu(lowered(fn, floats(300, 7)).program)).kernels
+    printed = print_triton(kernel)
+    assert ("div.rn.f32" in compiler.compile(printed, printed.configs[0], 90).ptx) is exact
+
+
+def test_kernels_name_the_users_line_where_an_index_is_out_of_range() -> None:
+    (kernel,) = gpu_plan(on_gpu(lowered(lambda x, i: x[i], floats(9, 6), numbers(9, 7)).program)).kernels
+    printed = print_triton(kernel)
+    assert printed.asserts and "index out of range: " in printed.source
+
+
+def test_sums_over_rows_and_columns_of_the_same_tensors_read_them_once(interpreter: Worker) -> None:
+    """Mix-order reduction: dx, dw and db of a layer norm from one kernel, and one to add up partial sums."""
+    args = PROGRAMS[layer_norm_backward](True)
+    large = gpu_plan(on_gpu(lowered(layer_norm_backward, *args).program))
+    first, last = large.kernels
+    source = print_triton(first).source
+    assert source.count("tl.load(") == 3 and source.count("tl.store(") == 3
+    assert first.tiling is not None and last.tiling is not None
+    assert last.tiling.hint < first.tiling.hint / 10
+    assert len(last.tiling.configs) == 1  # it is over before it could be timed
+    small = half(256, 256), half(256, 256), floats(256)
+    program = on_gpu(lowered(layer_norm_backward, *small).program)
+    plan = gpu_plan(program, Gpu(processors=2))
+    assert len(plan.kernels) == 2
+    results = run_plan(plan, [a.clone() for a in small], launch=runner(interpreter))
+    for got, wanted in zip(results, layer_norm_backward(*small), strict=True):
+        assert isinstance(got, Tensor)
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
 def test_rows_of_which_some_lie_across_memory_are_summed_apart_from_columns() -> None:
     """A program for each row would read one number of every 32 bytes: there are several rows in a tile."""
     args = floats(128, 256, 768), floats(128, 768, 256)
