@@ -34,7 +34,7 @@ from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
 from gyrator.schedule.canonical import stem_of
-from gyrator.schedule.gpu_tiling import contiguous
+from gyrator.schedule.layout import contiguous
 
 _RESERVED = (
     *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc"),

@@ -16,7 +16,7 @@ from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
-from gyrator.schedule.layout import across_rows, transposes
+from gyrator.schedule.layout import across_rows, loop_order, member_accesses, transposes
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, column_place, cut_in_turns, even_cut, split, uneven_cut
 from gyrator.schedule.windows import overlap
@@ -87,14 +87,23 @@ def _read_again(program: Program, of_rows: Set[Value]) -> set[Value]:
 
 
 def _read_by_rows(program: Program) -> dict[Value, int]:
-    """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix). With the bytes of
-    an element, of the widest for values of one size: sums that may join each other are then cut alike."""
+    """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix). If none are
+    summed so, also what they are computed of and what is computed of them. With the bytes of an element, of the widest
+    for values of one size: sums that may join each other are then cut alike."""
     elements: dict[Value, int] = {}
-    for node in program.nodes:
-        if isinstance(node, Nest) and isinstance(node.root, Reduce) and column_place(node, node.root) is None:
+    nests, down = [node for node in program.nodes if isinstance(node, Nest)], set[Value]()
+    for node in nests:
+        if isinstance(node.root, Reduce) and column_place(node, node.root) is None:
             size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
-            read = {load.value for load in loads(node.root.body)}
-            elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
+            elements |= {v: count for v in uses(node) if (count := volume(v.shape)) >= size}
+        elif isinstance(node.root, Reduce):
+            down |= uses(node)
+    joined = {elements[v] for v in down & elements.keys()}
+    for node in (*reversed(nests), *nests):
+        if isinstance(node.root, Pointwise):
+            sizes = {v: volume(v.shape) for v in (*uses(node), *defines(node))}
+            found = {elements[v] for v in sizes if v in elements} - joined
+            elements |= {v: count for v, count in sizes.items() if count in found}
     widest: dict[int, int] = {}
     for value, count in elements.items():
         widest[count] = max(widest.get(count, 0), value.dtype.itemsize)
@@ -120,7 +129,9 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
     if programs >= gpu.processors * (PER_PROCESSOR // 2 if dear else 1) or wanted < (2 if column else 4):
         return None
-    even = _even(root.reduced, wanted, 1 if column else MIN_RUN)
+    loaded, _ = member_accesses(nest)
+    joint = root.reduced if "arg" in root.kind else tuple(loop_order(root.reduced, [*loaded]))
+    even = _even(joint, wanted, 1 if column else MIN_RUN)
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, upper
+from gyrator.ir.expr import Op, Value
+from gyrator.ir.index import ONE, Axis, FloorDiv, Index, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
 from gyrator.ir.volume import at_most, bytes_of, fits_32_bits, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
+from gyrator.schedule.group import Axes
+from gyrator.schedule.layout import contiguous
 
 WHOLE_ROW = 1 << 15
 """Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
@@ -21,6 +23,10 @@ WHOLE_SUM = 1 << 12
 LONG_ROW = 1 << 11
 """Elements from which on a row may be faster in blocks than whole."""
 WHOLE_SCAN = 1 << 12
+SIDED = 1 << 12
+"""Elements of a tile over rows and two axes of the grid."""
+RAGGED = 16
+"""Elements of a row up to which threads handle few where a tile is not full."""
 WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
 MANY_ACCESSES = 6
@@ -33,15 +39,20 @@ SHORT_COLUMN = 512
 LITTLE = 1 << 25
 """Bytes that a kernel moves while another is launched: none of its configs can be told to be the fastest."""
 WARP = 32
+PERIODIC, PERIODS = ("sin", "cos", "tan"), 8
+"""Functions with a path for large numbers, a hundred instructions each, and how many of them a thread computes at most:
+they are written out for each of its elements. More take long to build, and registers are spilled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """A kernel's grid axes, row axes with the loops over each, and accesses: (position, bytes per element)."""
+    """A kernel's grid axes, row axes with the loops over each, accesses: (position, bytes per element), and how many
+    of PERIODIC an element takes."""
 
     grid: tuple[Axis, ...]
     rows: dict[Axis, tuple[Loop, ...]]
     accesses: tuple[tuple[Index, int], ...]
+    periodic: int
 
     @property
     def is_little(self) -> bool:
@@ -59,6 +70,8 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
     hint *= iterations(loop.axis for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if shared:
         tiling = _shared_tiles(walk, shared)
+    elif walk.rows and len(walk.grid) > 1:
+        tiling = _sided_tiles(walk)
     elif walk.rows:
         tiling = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
     else:
@@ -106,47 +119,74 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
     each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048  # elements of a warp that crosses rows
     crossed = bool(walk.grid) and not mixed and _walks_columns(walk, 2)
-    large = points >= 64 * FEW_PROGRAMS and not scans and any(power(at_most(a.extent)) > each for a in walk.rows)
+    tallest = each if points >= 64 * FEW_PROGRAMS else WHOLE_ROW // 16
+    large = not scans and any(power(iterations((a,))) > tallest for a in walk.rows)
     columns = crossed and (large or _walks_columns(walk))
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
-    if all(whole.values()):
-        longest = max(power(at_most(a.extent)) for a in whole)
-        if mixed:
-            pairs = _mixed_rows(longest, _item(walk))
-        else:
-            pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
-            pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else [*dict.fromkeys(pairs)][:2]
-            if any(map(_sorts, walk.rows.values())):
-                pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
-            elif crossed and not columns:
-                tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
-                pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
-        shapes = [(x, 0, warps) for x, warps in pairs]
+    longest = max(power(at_most(a.extent)) for a in whole)
+    if not all(whole.values()):
+        shapes = _looped(walk, points, gpu, [a for a, w in whole.items() if not w], columns=columns)
+    elif mixed:
+        shapes = [(x, 0, warps) for x, warps in _mixed_rows(longest, _item(walk))]
     else:
-        row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
-        again = any(_read_again(a, walk.rows[a]) for a in whole)
-        shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
-        if not columns and row < LONG_ROW:  # by a hint
-            shapes = [(x, max(row, 16), warps) for x, warps in _whole_rows(row, points, gpu, _item(walk))]
-        if sums := max(_sums(loop) for loops in walk.rows.values() for loop in loops):
-            most, tried = (SUMS, shapes) if columns else (SUMS_OF_ROWS, shapes[1:])
-            most = most * WARP // sums  # elements of a warp
-            shapes = [(x, max(min(n, power(most * warps // x + 1) // 2), 1), warps) for x, n, warps in tried]
-        elif not columns and row <= 1 << 15:
-            shapes = shapes[:2]
-    if not walk.grid:
-        shapes = [(1, block, warps) for _, block, warps in shapes]
-    tiled = any(x > 1 for x, _, _ in shapes)
+        pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
+        if not columns and longest <= RAGGED and any(iterations((a,)) != power(iterations((a,))) for a in whole):
+            pairs = [(x, 4) for x, _ in pairs]
+        pairs = (pairs[:1] if scans else pairs[-1:]) if walk.is_little else [*dict.fromkeys(pairs)][:2]
+        if any(map(_sorts, walk.rows.values())):
+            pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
+        elif crossed and not columns:
+            tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
+            pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
+        if walk.periodic:
+            pairs = [_lighter(x, warps, longest * walk.periodic, columns=crossed) for x, warps in pairs]
+        shapes = [(x, 0, warps) for x, warps in pairs]
+    tiled = walk.grid[-1:] if any(x > 1 for x, _, _ in shapes) else ()
+    tiling = _tiling_of(walk, tiled, [((x,) * len(tiled), block, warps) for x, block, warps in shapes], whole)
+    return replace(tiling, category="scan") if scans else tiling
+
+
+def _looped(walk: _Walk, points: int, gpu: Gpu, axes: list[Axis], *, columns: bool) -> list[tuple[int, int, int]]:
+    """(rows or columns, block of a row, warps) where rows along these axes are in blocks."""
+    row = max(power(iterations((a,), 1 << 14)) for a in axes)
+    again = any(_read_again(a, loops) for a, loops in walk.rows.items())
+    shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
+    if not columns and row < LONG_ROW:  # by a hint
+        shapes = [(x, max(row, 16), warps) for x, warps in _whole_rows(row, points, gpu, _item(walk))]
+    sums = max(_sums(loop) for loops in walk.rows.values() for loop in loops)
+    if not columns and (sums or row <= 1 << 15):
+        shapes = shapes[1:] if sums else shapes[:2]
+    limits = [(SUMS if columns else SUMS_OF_ROWS, sums, 1), (PERIODS, walk.periodic, 4)]
+    for most, each, least in [limit for limit in limits if limit[1]]:
+        elements = most * WARP // each  # of a warp
+        shapes = [(x, max(min(n, power(elements * warps // x + 1) // 2), least), warps) for x, n, warps in shapes]
+    return shapes if walk.grid else [(1, block, warps) for _, block, warps in shapes]
+
+
+def _sided_tiles(walk: _Walk) -> Tiling:
+    """A program handles rows along two axes of the grid: what lies along one is read, and along the other written."""
+    side = 32 if _item(walk) <= 2 else 16
+    lengths = {a: power(at_most(a.extent) or SIDED) for a in walk.rows}
+    block = SIDED // side**2
+    few = 4 * side**2 * prod(min(n, block) for n in lengths.values()) <= SIDED
+    tried = ((side, side), (2 * side, 2 * side) if few else (side // 2, 2 * side))
+    shapes = [(_clipped(shape, walk.grid[-2:]), block, 8) for shape in tried]
+    return _tiling_of(walk, walk.grid[-2:], shapes, {a: n <= block for a, n in lengths.items()})
+
+
+def _tiling_of(
+    walk: _Walk, sides: Axes, shapes: list[tuple[tuple[int, ...], int, int]], whole: dict[Axis, bool]
+) -> Tiling:
+    """Tiles along sides of the grid and rows, for (blocks of these sides, block of a row that is not whole, warps)."""
+    names = ("YBLOCK", "XBLOCK")[2 - len(sides) :]
     blocks = {axis: f"R{n}BLOCK" if len(whole) > 1 else "RBLOCK" for n, axis in enumerate(whole)}
-    configs = []
-    for x, block, warps in shapes:
-        sizes = [("XBLOCK", x)] if tiled else []
-        sizes += [(blocks[a], power(at_most(a.extent)) if w else block) for a, w in whole.items()]
-        configs.append(Config(tuple(sizes), warps))
-    tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
-    tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
-    category = "scan" if scans else "persistent" if all(whole.values()) else "looped"
-    return Tiling(tuple(tiles), tuple(dict.fromkeys(configs)), category)
+    lengths = {axis: power(at_most(axis.extent)) if w else 0 for axis, w in whole.items()}
+    configs = [
+        Config((*zip(names, side, strict=True), *((blocks[a], n or block) for a, n in lengths.items())), warps)
+        for side, block, warps in shapes
+    ]
+    tiles = (*map(Tile, sides, names), *(Tile(a, blocks[a], w) for a, w in whole.items()))
+    return Tiling(tiles, tuple(dict.fromkeys(configs)), "persistent" if all(whole.values()) else "looped")
 
 
 def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
@@ -198,6 +238,15 @@ def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
     """(rows at once, warps) of a program that also sums down the columns, and keeps those sums in registers."""
     warp = 32 * 64 // item
     return [(max(warp // (2 * row), 1), min(max(row // warp, 1) * more, 32)) for more in (1, 4)]
+
+
+def _lighter(x: int, warps: int, periodic: int, *, columns: bool) -> tuple[int, int]:
+    """(rows or columns, warps) of which a thread computes PERIODS, if each takes so many. Columns stay as many as fill
+    a line, or a sector."""
+    line, least = (32, 8) if columns else (1, 1)
+    while x * periodic > PERIODS * WARP * warps and (x > least or warps < 16):
+        x, warps = (x // 2, warps) if x > line or warps == 16 else (x, 2 * warps)
+    return x, warps
 
 
 def _item(walk: _Walk) -> int:
@@ -258,16 +307,16 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
 
 def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``.
-    What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count, but
-    outweighs results of a sixteenth of it, as of what is summed over all pairs."""
-    rows = grid = common = 0
+    What a warp's neighbours along the grid read alike, as all coordinates do gradients of pairs, does not count.
+    Results of a sixteenth of what is read, as of what is summed over all pairs, do not decide."""
+    rows = grid = largest = 0
     for position, size in walk.accesses:
         weight = size * _reached(position)
         alike = any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:])
-        common = max(common, weight if alike else 0)
+        largest = max(largest, weight)
         rows = max(rows, weight if not alike and any(contiguous(position, a) for a in walk.rows) else 0)
         grid = max(grid, weight if any(contiguous(position, a) for a in walk.grid[-1:]) else 0)
-    return grid * share > rows and grid * 16 > common
+    return grid * share > rows and grid * 16 > largest
 
 
 def _reached(position: Index) -> int:
@@ -282,12 +331,6 @@ def _reading_alike(position: Index, axis: Axis) -> int:
     quotients = [atom for atom in varying if isinstance(atom, FloorDiv) and atom.num is axis.index()]
     alike = min((volume((atom.den,)) for atom in quotients), default=iterations((axis,)))
     return alike if len(quotients) == len(varying) else 1
-
-
-def contiguous(position: Index, axis: Axis) -> bool:
-    """Whether neighbours along ``axis``, or along its last digit, are neighbours in memory."""
-    atoms = [monomial[0] for monomial, c in position.terms if c == 1 and len(monomial) == 1]
-    return any((atom.num if isinstance(atom, Mod) else atom.index()) is axis.index() for atom in atoms)
 
 
 def streamed(kernel: Kernel) -> set[Value]:
@@ -308,7 +351,9 @@ def _walk(kernel: Kernel) -> _Walk:
     grid = tuple(loop.axis for loop in loops if loop.kind is LoopKind.PARALLEL)
     loads = [(load.index[0], load.dtype.itemsize) for load in tree.loads_in(kernel.body)]
     stores = [(s.index[0], s.value.dtype.itemsize) for s in tree.walk_stages(kernel.body) if isinstance(s, Store)]
-    return _Walk(grid, rows, (*loads, *stores))
+    nodes = {node for expr in tree.walk_exprs(kernel.body) for node in expr.walk()}
+    periodic = sum(isinstance(node, Op) and node.name in PERIODIC for node in nodes)
+    return _Walk(grid, rows, (*loads, *stores), periodic)
 
 
 def _sums(loop: Loop) -> int:

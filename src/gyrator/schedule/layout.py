@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, substitute
+from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Group, Member
 
+SECTOR = 8
+"""Elements that lie beside each other for a GPU's memory."""
 LARGE = 1 << 20
 """Bytes of a value for which it is worth a kernel to lie in another way."""
 
@@ -88,6 +90,23 @@ def transposes(nest: Nest, least: int = LARGE) -> bool:
 
 def _unit(position: Index) -> Axis | None:
     return next((m[0] for m, c in position.terms if c == 1 and len(m) == 1 and isinstance(m[0], Axis)), None)
+
+
+def lies_along(position: Index, axis: Axis) -> bool:
+    """Whether all neighbours along ``axis`` are neighbours in memory."""
+    return position.coefficient(axis) is ONE
+
+
+@lru_cache(maxsize=1 << 13)
+def contiguous(position: Index, axis: Axis) -> bool:
+    """Whether neighbours along ``axis`` are neighbours in memory, or most are: so at ``axis``, at ``axis % 12`` and at
+    ``axis // 2``; not at ``3 * axis``, ``axis % 3`` or ``axis // 64``."""
+    if (step := position.coefficient(axis)) is not None:
+        return step is ONE
+    places = [substitute(position, {axis: as_index(n)}) for n in range(min(2 * SECTOR, iterations((axis,))))]
+    found = {(place - places[0]).value for place in places}  # None if it depends on other axes
+    sectors = {n // SECTOR for n in found if n is not None}
+    return None not in found and 2 * len(found) >= SECTOR and len(sectors) <= 3
 
 
 def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
