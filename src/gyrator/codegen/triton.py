@@ -190,13 +190,9 @@ def _sides(contract: Contract) -> tuple[Axis, Axis]:
 
 def _starts(kind: str, first: torch.dtype, *, scan: bool = False) -> list[tuple[bool | int | float, torch.dtype]]:
     """What each number of a reduction's state starts from, and its type; ``first`` is that of the elements."""
-    zero = (0.0, working(first))
-    if kind == "welford":
-        return [zero, zero, zero]
-    start = identity("max" if kind == "softmax" else kind, first)
-    starts = [(int(start) if isinstance(start, bool) else start, working(first))]
-    number = (0 if scan else torch.iinfo(torch.int64).max, torch.int64)
-    return [*starts, *([zero] if kind == "softmax" else [number] if kind in ("argmax", "argmin") else [])]
+    start, place = identity(kind, first), 0 if scan else torch.iinfo(torch.int64).max
+    others = [(0.0, working(first)) if other is None else (place, other) for other in REDUCTIONS[kind].results[1:]]
+    return [(int(start) if isinstance(start, bool) else start, working(first)), *others]
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def check_combine(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dty
         raise RuleBroken(f"{kind} of bool: cast it first")
     if kind in ("welford", "softmax", "logaddexp") and not first.is_floating_point:
         raise RuleBroken(f"{kind} of {short(first)}")
-    return tuple(first if r is None else r for r in row.results)
+    return row.dtypes(first)
 
 
 @lru_cache(maxsize=1 << 13)

@@ -194,12 +194,8 @@ State = tuple[Tensor, ...]
 
 def start(kind: str, dtype: torch.dtype) -> State:
     """The state of no elements; ``dtype`` is that of an element."""
-    if kind == "welford":
-        return tuple(torch.zeros((), dtype=dtype) for _ in range(3))
-    if kind == "softmax":
-        return torch.tensor(-math.inf, dtype=dtype), torch.zeros((), dtype=dtype)
-    first = torch.tensor(identity(kind, dtype), dtype=dtype)
-    return (first, torch.zeros((), dtype=torch.int64)) if REDUCTIONS[kind].inputs == 2 else (first,)
+    first, *others = REDUCTIONS[kind].dtypes(dtype)
+    return torch.tensor(identity(kind, dtype), dtype=first), *(torch.zeros((), dtype=other) for other in others)
 
 
 def reduce_dims(kind: str, args: State, first: int) -> State:

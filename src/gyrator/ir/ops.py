@@ -164,6 +164,10 @@ class Reduction:
     cpp: str
     fields: tuple[str, ...] = ()
 
+    def dtypes(self, element: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Those of the results, where the (first) value of an element has this one."""
+        return tuple(element if dtype is None else dtype for dtype in self.results)
+
 
 _REDUCTIONS = (
     Reduction("sum", 1, (None,), True, "Sum"),
@@ -189,13 +193,13 @@ STEP_OF: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": 
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
-    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all`` or ``logaddexp`` starts from."""
-    if kind in ("max", "argmax", "logaddexp", "min", "argmin"):
+    """What the first result of a reduction starts from; sorts have no such value."""
+    if kind in ("max", "argmax", "softmax", "logaddexp", "min", "argmin"):
         low = kind not in ("min", "argmin")
         if dtype.is_floating_point:
             return -math.inf if low else math.inf
         if dtype == torch.bool:
             return not low
         return torch.iinfo(dtype).min if low else torch.iinfo(dtype).max
-    start = {"sum": 0, "prod": 1, "any": 0, "all": 1}[kind]
+    start = {"sum": 0, "welford": 0, "prod": 1, "any": 0, "all": 1}[kind]
     return float(start) if dtype.is_floating_point else bool(start) if dtype == torch.bool else start

@@ -54,8 +54,8 @@ def reduction(
     """Append a reduction at each element of ``out`` over axes of extents ``inner``; ``bodies`` get both places."""
     axes, reduced = axes_of("i", out.shape), axes_of("r", inner)
     body = bodies(coords_of(axes), coords_of(reduced))
-    dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
-    values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=False)]
+    dtypes = zip(REDUCTIONS[kind].dtypes(body[0].dtype), wanted, strict=False)
+    values = [b.value(out.with_dtype(dtype), suffix) if use else None for dtype, use in dtypes]
     b.add(Nest(tuple(values), axes, Reduce(kind, reduced or (Axis("r0", ONE),), body)))
     return [whole(v) for v in values if v is not None]
 
@@ -162,8 +162,7 @@ def scan(
     """Append a scan over ``dim`` of ``out``'s shape; the bodies' dtypes decide those of the results."""
     axes = axes_of("i", out.shape)
     body = bodies(coords_of(axes))
-    dtypes = [d or body[k].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
-    values = [b.value(out.with_dtype(d), suffix) for d in dtypes]
+    values = [b.value(out.with_dtype(dtype), suffix) for dtype in REDUCTIONS[kind].dtypes(body[0].dtype)]
     b.add(Nest(tuple(values), axes, Scan(kind, axes[dim], body)))
     return [whole(v) for v in values]
 

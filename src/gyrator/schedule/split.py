@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
-from gyrator.ir.ops import identity
+from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import iterations
 from gyrator.lowering.refs import axes_of, coords_of
@@ -158,9 +158,9 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         if cut.column is not None:  # as positions, which let the two axes be one
             place, end_place = place * cut.column.extent + at[cut.column], cut.length * cut.column.extent
         inside = op("lt", IndexValue(place), IndexValue(end_place))
-        starts = [identity("max" if root.kind == "softmax" else root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
+        starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    dtypes = [body[0].dtype] * {"welford": 3, "softmax": 2}.get(root.kind, 0) or [b.dtype for b in body]
+    dtypes = REDUCTIONS[root.kind].dtypes(body[0].dtype)
     whole, *_ = defines(nest)
     stem = "row" if cut.step is ONE else "part"  # sums of rows may be split again
     partial = tuple(whole.derived(f"{stem}{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
