@@ -15,15 +15,13 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, exact_
 from gyrator.lowering.typed import between
 from gyrator.lowering.views import split_position
 
-Mapping_ = Mapping[Atom, Index]
-
 
 @dataclass(frozen=True, slots=True)
 class Unification:
     """How to rewrite both spaces: ``left`` takes left axes to right axes, ``right`` splits right axes."""
 
-    left: Mapping_
-    right: Mapping_
+    left: Mapping[Atom, Index]
+    right: Mapping[Atom, Index]
 
 
 def linear_terms(index: Index) -> dict[Axis, Index] | None:
@@ -74,7 +72,7 @@ def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
     return hi, lo, hi.index() * inner + lo.index()
 
 
-def close(mapping: Mapping_) -> dict[Atom, Index]:
+def close(mapping: Mapping[Atom, Index]) -> dict[Atom, Index]:
     """Apply the mapping to its own results until nothing changes (a split axis may have been split again)."""
     closed = dict(mapping)
     for _ in range(8):

@@ -1,6 +1,6 @@
 """Fusion: which nests become one kernel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
@@ -8,10 +8,11 @@ from itertools import islice, pairwise, product
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of, cost_of
+from gyrator.lowering.refs import Coords
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_reductions import shared_blocks
-from gyrator.schedule.group import Group, Indices, Refused, crossing_reads, join, singleton, waits_for_reduction
+from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton, waits_for_reduction
 from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
@@ -20,6 +21,8 @@ MAX_VALUES = 48
 MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
 """Operations (on a processor, cheap instructions) in a row from which on they take longer than a way through memory."""
+Nests = Mapping[int, Nest]
+"""The nests of a program by their positions among its nodes."""
 Slower = Callable[[Program, Group, Group, Group], Refused | None]
 """Refuses to make a third group of two if that was measured to be slower."""
 
@@ -45,10 +48,10 @@ def fuse(
     where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
     long row, or stride through memory, or make a kernel too large, or where ``slower`` says so."""
-    state = _State(program, most, slower, gpu)
     nests = {p: node for p, node in enumerate(program.nodes) if isinstance(node, Nest)}
+    state = _State(program, nests, most, slower, gpu)
     decisions: dict[tuple[int, int, Value], Decision] = {}
-    for p, q, value in _candidates(program):
+    for p, q, value in _candidates(nests):
         decisions[p, q, value] = Decision(nests[p], nests[q], value, state.attempt(p, q, value))
     for (p, q, value), decision in list(decisions.items()):
         on_gpu = decision.first.on_gpu and decision.second.on_gpu
@@ -59,18 +62,17 @@ def fuse(
     return tuple(state.steps()), tuple(decisions.values())
 
 
-def _candidates(program: Program) -> list[tuple[int, int, Value]]:
+def _candidates(nests: Nests) -> list[tuple[int, int, Value]]:
     """Pairs of nests that share a value, by their positions: first those that save most bytes, then the nearest."""
-    producer = {v: p for p, n in enumerate(program.nodes) for v in defines(n)}
+    producer = {v: p for p, nest in nests.items() for v in defines(nest)}
     readers: dict[Value, list[int]] = {}
-    for position, node in enumerate(program.nodes):
-        if isinstance(node, Nest):
-            for value in uses(node):
-                readers.setdefault(value, []).append(position)
+    for position, nest in nests.items():
+        for value in uses(nest):
+            readers.setdefault(value, []).append(position)
     found: list[tuple[int, int, int, Value]] = []
     for value, positions in readers.items():
         size, made = bytes_of(value), producer.get(value)
-        if made is not None and isinstance(program.nodes[made], Nest):
+        if made is not None:
             found += [(2 * size + 1, made, q, value) for q in positions]
         found += [(size, p, q, value) for p, q in pairwise(positions)]
     return [(p, q, value) for _, p, q, value in sorted(found, key=lambda c: (-c[0], c[2] - c[1], c[1], c[3].name))]
@@ -79,18 +81,18 @@ def _candidates(program: Program) -> list[tuple[int, int, Value]]:
 class _State:
     """The groups so far. Mutable, and private to one call of :func:`fuse`."""
 
-    def __init__(self, program: Program, most: int, slower: Slower | None, gpu: Gpu | None) -> None:
-        self._program, self._most, self._slower, self._gpu = program, most, slower, gpu
-        self._groups = {p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)}
+    def __init__(self, program: Program, nests: Nests, most: int, slower: Slower | None, gpu: Gpu | None) -> None:
+        self._program, self._nests, self._most, self._slower, self._gpu = program, nests, most, slower, gpu
+        self._groups = {position: singleton(nest, position) for position, nest in nests.items()}
         self._units = Units(len(program.nodes), edges(program))
 
     def reductions_alike(self) -> Iterator[tuple[tuple[int, Value], tuple[int, Value]]]:
         """Pairs of reductions on a GPU, with what they read: two results of one group, of one shape."""
         group_of = {v: unit for unit, group in self._groups.items() for m in group.members for v in m.nest.out}
-        last: dict[tuple[int, Indices], tuple[int, Value]] = {}
-        for position, node in enumerate(self._program.nodes):
-            if isinstance(node, Nest) and isinstance(node.root, Reduce) and node.on_gpu:
-                for value in sorted(uses(node) & group_of.keys(), key=lambda v: v.name):
+        last: dict[tuple[int, Coords], tuple[int, Value]] = {}
+        for position, nest in self._nests.items():
+            if isinstance(nest.root, Reduce) and nest.on_gpu:
+                for value in sorted(uses(nest) & group_of.keys(), key=lambda v: v.name):
                     key = group_of[value], value.shape
                     if key in last and last[key][1] is not value:
                         yield last[key], (position, value)
@@ -129,7 +131,7 @@ class _State:
 
 
 def _join(
-    first: Group, second: Group, lefts: list[Indices], rights: list[Indices], shape: Indices, mixing: bool
+    first: Group, second: Group, lefts: list[Coords], rights: list[Coords], shape: Coords, mixing: bool
 ) -> Group | Refused:
     """One group of both, in which an element of ``lefts`` is one of ``rights``; else why the last way is none."""
     joined: Group | Refused = Refused("they do not read the shared value by whole elements")
@@ -142,7 +144,7 @@ def _join(
     return joined
 
 
-def _places(group: Group, position: int, value: Value) -> list[Indices]:
+def _places(group: Group, position: int, value: Value) -> list[Coords]:
     """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads ``value``."""
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:

@@ -14,15 +14,16 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
 from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
 from gyrator.ir.volume import iterations
+from gyrator.lowering.refs import Coords
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
-from gyrator.schedule.group import Group, Indices, Member, Refused, crossing_reads
+from gyrator.schedule.group import Group, Member, Refused, crossing_reads
 from gyrator.schedule.layout import accesses, contiguous_axes
 
 MAX_COLUMNS = WHOLE_ROW // 2
 
 
-def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indices) -> Group | Refused:
+def mix(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords) -> Group | Refused:
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
@@ -30,7 +31,7 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
     more than one number, and where some programs end before others in a grid of more than one axis."""
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
-    if not contiguous_axes((x.position, x.weight) for x in accesses(rows, frozenset())).isdisjoint(rows.outer):
+    if not contiguous_axes(accesses(rows, frozenset())).isdisjoint(rows.outer):
         return Refused("a row would be read with a stride")
     if (aligned := _aligned(rows, columns, left, right, shape)) is None:
         return Refused("they read the value at indices that do not match one to one")
@@ -63,7 +64,7 @@ def _runs_down(member: Member) -> bool:
     return isinstance(root, Pointwise) and member.space is not None
 
 
-def _aligned(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indices) -> tuple[Group, Group] | None:
+def _aligned(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords) -> tuple[Group, Group] | None:
     """Both over the parts of ``columns`` and the rows within them. Where the last one is masked it does not run.
 
     Before: ``| b < P { = c { - i < C: s += where(i*P + b < R, x[i*P + b, c], 0) } }``

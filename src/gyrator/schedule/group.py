@@ -13,11 +13,11 @@ from gyrator.ir.expr import Load
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, linear, product, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations
+from gyrator.lowering.refs import Coords
 from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
 Axes = tuple[Axis, ...]
-Indices = tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Member:
     loads: tuple[Load, ...]
     down: bool = False
 
-    def coordinates(self) -> Indices:
+    def coordinates(self) -> Coords:
         """Where, over the group's axes, the element that one iteration defines lies in the result."""
         return tuple(substitute(a.index(), self.at) for a in self.nest.axes)
 
-    def read(self, load: Load) -> Indices:
+    def read(self, load: Load) -> Coords:
         """Where, over the group's axes, the element lies that one iteration reads by a load."""
         return tuple(substitute(i, self.at) for i in load.index)
 
@@ -139,7 +139,7 @@ def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
     return tuple([image for axis in axes for image in (axes_of(mapping[axis]) if axis in mapping else (axis,))])
 
 
-def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indices) -> Group | Refused:
+def join(first: Group, second: Group, left: Coords, right: Coords, shape: Coords) -> Group | Refused:
     """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
     Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its

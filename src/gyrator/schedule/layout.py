@@ -55,14 +55,14 @@ def lane_cost(group: Group, stored: frozenset[Value], column: Axis | None, width
 
 def across_rows(group: Group) -> bool:
     """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
-    own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
-    unit = contiguous_axes((member.at[axis], weight) for axis, member, weight in own if axis is not None)
+    own = ((_unit(access.position), member, access) for member, access in _own_accesses(group))
+    unit = contiguous_axes(replace(a, position=m.at[axis]) for axis, m, a in own if axis is not None)
     return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
 
 
-def contiguous_axes(found: Iterable[tuple[Index, int]]) -> set[Axis]:
-    """The axes along which the largest accesses are contiguous, of positions with the bytes that are moved there."""
-    units = [(axis, weight) for position, weight in found if (axis := _unit(position)) is not None]
+def contiguous_axes(found: Iterable[Access]) -> set[Axis]:
+    """The axes along which the largest accesses are contiguous."""
+    units = [(axis, access.weight) for access in found if (axis := _unit(access.position)) is not None]
     largest = max((weight for _, weight in units), default=0)
     return {axis for axis, weight in units if weight * 2 > largest}
 

@@ -87,7 +87,7 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     found = accesses(group, stored)
     if group.pointwise:
         return _points(group, found)
-    column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
+    column = _column(group, contiguous_axes(found))
     column = _cheaper_column(group, stored, found, column)
     if column is not None and column.extent.value in (2, 4, 8) and (beside := _beside(group, column, found)):
         return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))

@@ -17,7 +17,7 @@ from gyrator.ir.expr import Const, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.ir.volume import bytes_of, volume
-from gyrator.lowering.refs import axes_of
+from gyrator.lowering.refs import Coords, axes_of
 from gyrator.lowering.typed import both, within
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
@@ -30,8 +30,6 @@ PER_BYTE = 150
 PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
 """Calls whose last two arguments are matrices. They take and give rows of any steps."""
 
-Shape = tuple[Index, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class _Longer:
@@ -39,8 +37,8 @@ class _Longer:
 
     view: View
     way: int
-    sides: Shape
-    shape: Shape
+    sides: Coords
+    shape: Coords
 
     @property
     def of_more_rows(self) -> bool:
@@ -60,7 +58,7 @@ class _Plan:
 
     products: dict[Extern, tuple[_Longer, ...]]
     values: dict[Value, Value]
-    copies: dict[tuple[Value, Shape], Value] = field(default_factory=dict)
+    copies: dict[tuple[Value, Coords], Value] = field(default_factory=dict)
 
 
 def pad_rows(
@@ -138,7 +136,7 @@ def _longer_arguments(node: Extern) -> tuple[_Longer, ...]:
     return () if None in found else tuple([a for a in reversed(found) if a is not None])
 
 
-def _longer(arg: ir.Arg, sides: Shape) -> _Longer | None:
+def _longer(arg: ir.Arg, sides: Coords) -> _Longer | None:
     """An argument with those sides; None for no whole value, or if one of three dimensions or more gets more rows."""
     if not isinstance(arg, View) or arg.offset is not ZERO or arg.dtype is not None:
         return None
@@ -215,7 +213,7 @@ def _filled(nest: Nest) -> Nest:
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
-def copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
+def copied(shape: Coords, source: Value, out: Value, origins: Origins) -> Nest:
     """``out[i, j] = source[i, j]`` within ``shape``, and zeros beyond."""
     axes = axes_of("i", shape)
     return _filled(Nest((out,), axes, Pointwise(Load(source, tuple(axis.index() for axis in axes))), origins))
