@@ -335,17 +335,12 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
         return done
 
     def visit(e: Expr) -> Expr:
-        done = memo.get(e)
-        if done is not None:
-            return done
-        children = e.children()
-        indices = e.indices()
-        new_children = tuple([visit(c) for c in children])
-        new_indices = tuple([index(i) for i in indices])
-        rebuilt = e if new_children == children and new_indices == indices else e.rebuild(new_children, new_indices)
-        result = replace(rebuilt)
-        memo[e] = rebuilt if result is None else result
-        return memo[e]
+        if (done := memo.get(e)) is None:
+            children, indices = tuple([visit(c) for c in e.children()]), tuple([index(i) for i in e.indices()])
+            same = children == e.children() and indices == e.indices()
+            rebuilt = e if same else e.rebuild(children, indices)
+            done = memo[e] = replace(rebuilt) or rebuilt
+        return done
 
     return visit(expr)
 

@@ -82,7 +82,6 @@ class _Lowering:
         self, graph: fx.GraphModule, symbols: Symbols, numerics: Numerics, computed: frozenset[torch.dtype]
     ) -> None:
         self.graph = graph
-        self.symbols = symbols
         self.random = numerics == "fast"
         draws = sum(n.target in creation.RANDOM for n in graph.graph.nodes) if self.random else 0
         self.b = Builder(symbols, draws, computed, deterministic=torch.are_deterministic_algorithms_enabled())
@@ -164,7 +163,7 @@ class _Lowering:
         target, traced = node.target, node.meta.get("val")
         if target is round and isinstance(traced, torch.SymFloat) and isinstance(args[1], int):
             unit = 10 ** max(args[1], 0)  # round(x, 2) → round(round(x, 2) * 100) / 100: kernels know no digits
-            target, args = operator.truediv, [self.symbols.to_index(round(traced * unit)), unit]
+            target, args = operator.truediv, [self.b.symbols.to_index(round(traced * unit)), unit]
         if (number := number_of(target, args)) is not None:
             return number
         if str(node.target) == "auto_functionalized":
@@ -174,7 +173,7 @@ class _Lowering:
             for body in bodies:  # no kernel says what is wrong with one of many scores, such as a division by zero
                 body.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
                 body.recompile()
-            functions = [lower(body, symbols=self.symbols, computed=self.b.computed).program for body in bodies]
+            functions = [lower(body, symbols=self.b.symbols, computed=self.b.computed).program for body in bodies]
             return extern.attention(self.b, node, args, tuple(functions))
         return extern.region(self.b, node, self.env)
 
@@ -183,17 +182,17 @@ class _Lowering:
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
             return [self._argument(a) for a in arg]
-        return self.symbols.to_index(arg) if isinstance(arg, torch.SymInt) else arg  # type: ignore[return-value]
+        return self.b.symbols.to_index(arg) if isinstance(arg, torch.SymInt) else arg  # type: ignore[return-value]
 
     def _placeholder(self, node: fx.Node) -> Result:
         example = node.meta.get("val")
         if isinstance(example, torch.Tensor):
-            offset = self.symbols.to_index(example.storage_offset())
+            offset = self.b.symbols.to_index(example.storage_offset())
             value = self.b.given(self.b.meta(example), str(node.target), offset)
             self.inputs.append(Input(value=value, complex=example.is_complex()))
             return whole(value, example.dtype)
         if isinstance(example, torch.SymInt):
-            index = self.symbols.to_index(example)
+            index = self.b.symbols.to_index(example)
             self.inputs.append(Input(size=index.atom if isinstance(index.atom, Size) else None))
             return index
         if isinstance(example, (torch.SymFloat, torch.SymBool)):
@@ -238,7 +237,7 @@ class _Lowering:
                     if isinstance(size := index.atom, Size) and size not in known:
                         found.setdefault(size, Derived(size, value.name, text.format(k)))
         known |= found.keys()
-        return (*found.values(), *[derived for derived in self.symbols.derived if derived.size not in known])
+        return (*found.values(), *[derived for derived in self.b.symbols.derived if derived.size not in known])
 
 
 def _literal(tensor: torch.Tensor) -> bool | int | float | None:

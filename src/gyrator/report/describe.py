@@ -18,6 +18,7 @@ from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
 
 Facts = Mapping[str, KernelFacts]
+Maker = Mapping[Value, Unit]
 
 
 def describe(
@@ -28,7 +29,8 @@ def describe(
     `lowered` is the program before any pass; `printed` has each kernel's symbol and source, by its name in the plan."""
     plan = made.plan
     facts = {kernel.name: facts_of(kernel) for kernel in plan.kernels}
-    steps = tuple(_steps(made, facts))
+    maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in defines_of(unit)}
+    steps = tuple(_steps(plan, facts, maker))
     launches = Counter(step.name for step in steps if step.kind == "kernel")
     _count(lowered, made, facts, launches, session.counters)
     memory, holders = _memory(plan, made.program)
@@ -39,7 +41,7 @@ def describe(
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
         kernels=tuple(_kernel(k, facts[k.name], printed[k.name], launches[k.name]) for k in plan.kernels),
         steps=steps,
-        unfused=tuple(_unfused(made)),
+        unfused=tuple(_unfused(made, maker)),
         memory=memory,
         holders=holders,
         counters=session.counters.about_code(),
@@ -60,9 +62,7 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
     )
 
 
-def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
-    plan = made.plan
-    maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in defines_of(unit)}
+def _steps(plan: Plan, facts: Facts, maker: Maker) -> Iterator[StepRecord]:
     params = {kernel.name: kernel.params for kernel in plan.kernels}
     for step in plan.steps:
         match step:
@@ -129,15 +129,14 @@ def why_extern(extern: Extern) -> str:
     return next((reason for holds, reason in reasons if holds), "there is no lowering for it")
 
 
-def _unfused(made: Scheduled) -> Iterator[Unfused]:
+def _unfused(made: Scheduled, maker: Maker) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
-    unit = {v: u for u in made.units if not isinstance(u, Extern) for n in nodes_of(u) for v in defines(n)}
     verdicts = {(id(d.first), id(d.second), d.shared): d.verdict for d in made.decisions}
     for reader in nodes:
         for value in sorted(uses(reader), key=lambda v: v.name):
             first = producer.get(value)
-            ours, theirs = unit.get(value), next((unit.get(v) for v in defines(reader)), None)
+            ours, theirs = maker.get(value), next((maker.get(v) for v in defines(reader)), None)
             if first is None or (ours is theirs and ours is not None) or (theirs and value not in uses_of(theirs)):
                 continue
             verdict = verdicts.get((id(first), id(reader), value))

@@ -76,7 +76,7 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
         tiling = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
     else:
         tiling = _point_tiles(walk, points, gpu)
-    tiling = replace(tiling, wide=is_wide(kernel), hint=hint)
+    tiling = replace(tiling, configs=tuple(dict.fromkeys(tiling.configs)), wide=is_wide(kernel), hint=hint)
     if kernel.scratch:
         tiling = replace(tiling, configs=_staged(tiling.configs, kernel, gpu))
     elif tiling.category == "persistent":
@@ -116,7 +116,7 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
-    scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
+    scans = any(map(_scans, walk.rows.values()))
     each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048  # elements of a warp that crosses rows
     crossed = bool(walk.grid) and not mixed and _walks_columns(walk, 2)
     tallest = each if points >= 64 * FEW_PROGRAMS else WHOLE_ROW // 16
@@ -186,14 +186,14 @@ def _tiling_of(
         for side, block, warps in shapes
     ]
     tiles = (*map(Tile, sides, names), *(Tile(a, blocks[a], w) for a, w in whole.items()))
-    return Tiling(tiles, tuple(dict.fromkeys(configs)), "persistent" if all(whole.values()) else "looped")
+    return Tiling(tiles, tuple(configs), "persistent" if all(whole.values()) else "looped")
 
 
 def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
     """A program handles a part of a row, or where columns are scanned of eight: as many as there are share it."""
     (axis,) = walk.rows
     tiles = (Tile(axis, "RBLOCK", whole=True),)
-    if any(_scans(loop) for loop in walk.rows[axis]):
+    if _scans(walk.rows[axis]):
         updates = [s for loop in walk.rows[axis] for s in loop.body if isinstance(s, Update)]
         state = power(sum(max(arg.dtype.itemsize, 4) for s in updates for arg in s.args) + 1) // 2  # 12 counts as 8
         if walk.grid and _walks_columns(walk):
@@ -201,7 +201,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
             sizes = [(some, 4), (many, 8), (few, 8)] if state <= 4 else [(few, 4), (some, 4), (few, 8)]
             more = max(len(s.args) for s in updates)
             configs = [Config((("XBLOCK", x), ("RBLOCK", max(n // x, 2))), warps * more) for n, warps in sizes]
-            return Tiling((Tile(walk.grid[-1], "XBLOCK"), *tiles), tuple(dict.fromkeys(configs)), "split scan")
+            return Tiling((Tile(walk.grid[-1], "XBLOCK"), *tiles), tuple(configs), "split scan")
         sizes = [(n, min(max(n * state >> 12, 4), 32)) for n in parts]
         sizes = [(n, warps) for n, warps in sizes if warps <= 16] or [(min(parts), 32)]
         configs = [Config((("RBLOCK", n),), warps) for n, warps in sizes]
@@ -209,7 +209,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
     shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
     shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
     configs = [Config((("PARTS", -(-iterations((axis,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
-    return Tiling(tiles, tuple(dict.fromkeys(configs)), "cooperative")
+    return Tiling(tiles, tuple(configs), "cooperative")
 
 
 def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
@@ -294,7 +294,7 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
         return False
     if columns and not _sorts(loops):
         return power(length) <= (WHOLE_COLUMN_AGAIN if again else WHOLE_COLUMN)
-    if any(_scans(loop) for loop in loops):
+    if _scans(loops):
         return length <= WHOLE_SCAN
     return power(length) * max(again, 1) <= (WHOLE_ROW if again else WHOLE_SUM)
 
@@ -362,8 +362,8 @@ def _sums(loop: Loop) -> int:
     return sums if 2 < sums <= max(reads.values(), default=0) else 0
 
 
-def _scans(loop: Loop) -> bool:
-    return any(isinstance(s, Update) and s.running for s in loop.body)
+def _scans(loops: tuple[Loop, ...]) -> bool:
+    return any(isinstance(s, Update) and s.running for loop in loops for s in loop.body)
 
 
 def _sorts(loops: tuple[Loop, ...]) -> bool:
