@@ -194,8 +194,7 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, func: Any, args: Args, kwargs: Kwargs, out: Any, new: Mapping[Any, Any] | None = None) -> Node:
         """A call of `func` on the present values of its arguments; those that are nodes are taken as they are."""
-        given = tuple(self.node_of(args)), {k: self.node_of(x) for k, x in kwargs.items()}
-        return self.build.append(func, *given, out, new)
+        return self.build.append(func, tuple(self.node_of(args)), self.node_of(kwargs), out, new)
 
     def record(self, func: Any, args: Args, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of a call of `func`, which is not made: dense tensors `like` those given."""

@@ -337,8 +337,7 @@ class Loops(Expressions):
             kind = ", ".join([type_name(query.value.dtype), *map(str, blocks.values())])
             self.emit(f"const gy::Range {mine} = {tiles}.share_{'keys' if backward else 'tiles'}();")
             self.emit(f"gy::Attention{'Gradient' * backward}<{kind}> {attention}({widths});")
-            with self._nested() as block:
-                block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+            with self._nested(head=f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{") as block:
                 self.emit(f"const gy::RowTile {tile} = {tiles}.at({step});")
                 for axis in stage.axes[:2]:
                     self.bind(axis, Term(f"{tile}.{axis.name}", block.depth, name=True))

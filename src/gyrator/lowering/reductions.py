@@ -156,13 +156,11 @@ def _extreme(b: Builder, out: Meta, x: TensorRef, dim: Dims, kind: str, wanted: 
     return reduce_several(b, out, x.shape, frozenset(over), kind, bodies, kind, wanted)
 
 
-def scan(
-    b: Builder, out: Meta, dim: int, kind: str, bodies: Callable[[Coords], tuple[Expr, ...]], suffix: str = ""
-) -> list[TensorRef]:
+def scan(b: Builder, out: Meta, dim: int, kind: str, bodies: Callable[[Coords], tuple[Expr, ...]]) -> list[TensorRef]:
     """Append a scan over ``dim`` of ``out``'s shape; the bodies' dtypes decide those of the results."""
     axes = axes_of("i", out.shape)
     body = bodies(coords_of(axes))
-    values = [b.value(out.with_dtype(dtype), suffix) for dtype in REDUCTIONS[kind].dtypes(body[0].dtype)]
+    values = [b.value(out.with_dtype(dtype), kind) for dtype in REDUCTIONS[kind].dtypes(body[0].dtype)]
     b.add(Nest(tuple(values), axes, Scan(kind, axes[dim], body)))
     return [whole(v) for v in values]
 
@@ -173,7 +171,7 @@ def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any)
     if x.rank == 0:
         return b.copy(x, out)
     wide = compute_dtype(out.dtype)
-    (total,) = scan(b, out, dim, kind, lambda at: (cast(x.load(at), wide),), kind)
+    (total,) = scan(b, out, dim, kind, lambda at: (cast(x.load(at), wide),))
     return b.narrowed(total, out)
 
 
@@ -182,7 +180,7 @@ def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef
     if x.rank == 0:
         return b.copy(x, values), b.full(indices, 0)
     wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-    best, where = scan(b, values, dim, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[dim])), kind)
+    best, where = scan(b, values, dim, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[dim])))
     return b.narrowed(best, values), where
 
 
@@ -192,8 +190,7 @@ def _sort(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int = -1, desce
     length = x.shape[d].value if x.rank and fits and out[0].device.type == "cuda" else None
     if length is None or not 2 <= length <= MOST_SORTED:
         return NotImplemented
-    kind = "sort_descending" if descending else "sort"
-    return scan(b, out[0], d, kind, lambda at: (x.load(at),), kind)
+    return scan(b, out[0], d, "sort_descending" if descending else "sort", lambda at: (x.load(at),))
 
 
 def _topk(
