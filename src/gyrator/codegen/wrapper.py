@@ -500,38 +500,36 @@ def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
 
     Found in kernels (`Checked` loads, products of groups) and in calls."""
     found: dict[Value, tuple[str, Index]] = {}
-
-    def note(value: Value, word: str, size: Index) -> None:
-        known = found.get(value)
-        if known is None or is_nonnegative(known[1] - size):
+    for value, word, size in _ranges(plan):
+        if value not in found or is_nonnegative(found[value][1] - size):
             found[value] = word, size
-
-    kernels = {k.name: (k, tuple(_ranges_of(k))) for k in plan.kernels}
-    for step in plan.steps:
-        if isinstance(step, Launch):
-            kernel, ranges = kernels[step.kernel]
-            given = dict(zip([param.value for param in kernel.params], step.args, strict=True))
-            for value, (word, size) in ranges:
-                if value in given:
-                    note(given[value], word, size)
-        elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
-            table, index = step.extern.args[:2]
-            if isinstance(table, View) and isinstance(index, View):
-                note(index.value, "below", table.shape[0])
-        elif isinstance(step, Call) and (product := product_of(step.extern)) is not None and product.ends is not None:
-            note(product.ends.value, "ends", product.left.shape[0 if product.rows_in_groups else 1])
     return found
 
 
-def _ranges_of(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
+def _ranges(plan: Plan) -> Iterator[tuple[Value, str, Index]]:
+    kernels = {k.name: ([param.value for param in k.params], tuple(_ranges_of(k))) for k in plan.kernels}
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            params, ranges = kernels[step.kernel]
+            given = dict(zip(params, step.args, strict=True))
+            yield from ((given[value], word, size) for value, word, size in ranges if value in given)
+        elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
+            table, index = step.extern.args[:2]
+            if isinstance(table, View) and isinstance(index, View):
+                yield index.value, "below", table.shape[0]
+        elif isinstance(step, Call) and (product := product_of(step.extern)) is not None and product.ends is not None:
+            yield product.ends.value, "ends", product.left.shape[0 if product.rows_in_groups else 1]
+
+
+def _ranges_of(kernel: Kernel) -> Iterator[tuple[Value, str, Index]]:
     for stage in walk_stages(kernel.body):
         if isinstance(stage, Contract) and stage.ends is not None:
-            yield stage.ends.value, ("ends", stage.left.shape[0 if stage.rows_in_groups else 1])
+            yield stage.ends.value, "ends", stage.left.shape[0 if stage.rows_in_groups else 1]
     for expr in walk_exprs(kernel.body):
         for node in expr.walk():
             if isinstance(node, Checked):
                 integers = (load for load in node.arg.loads() if not load.dtype.is_floating_point)
-                yield from ((load.value, ("below", node.size)) for load in integers)
+                yield from ((load.value, "below", node.size) for load in integers)
 
 
 def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, tuple[str, Index]]) -> str:

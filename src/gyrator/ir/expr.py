@@ -355,11 +355,12 @@ def map_indirect(index: Index, change: Callable[[Expr], Expr], mapping: Mapping[
 
 def reading(expr: Expr, new: Mapping[Value, Value]) -> Expr:
     """The expression that reads other values in place of some."""
+    return with_loads(expr, lambda e: Load(new.get(e.value, e.value), e.index, e.mask, e.other))
 
-    def rule(e: Expr) -> Expr | None:
-        return Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
 
-    return rewrite(expr, rule)
+def with_loads(expr: Expr, change: Callable[[Load], Expr]) -> Expr:
+    """The expression with what ``change`` gives in the place of its loads."""
+    return rewrite(expr, lambda e: change(e) if isinstance(e, Load) else None)
 
 
 def indirect_values(indices: Iterable[Index]) -> tuple[Expr, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite, with_loads
 from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
@@ -170,12 +170,12 @@ def build_attention(call: Extern, attend: Attend, configs: tuple[Config, ...]) -
     def windows(views: Sequence[Any], wishes: Sequence[str]) -> tuple[Any, ...]:
         return tuple(v and replace(v, value=param(v.value, wish)) for v, wish in zip(views, wishes, strict=False))
 
-    def renamed(e: Expr) -> Expr | None:
-        return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index) if isinstance(e, Load) else None
+    def renamed(e: Load) -> Load:
+        return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index)
 
     names = _OF_BACKWARD if attend.template == "backward" else _OPERANDS
     operands, lists = windows(attend.operands, names), windows(attend.lists, _LISTS)
-    functions = tuple(rewrite(f, renamed) for f in attend.functions)
+    functions = tuple(with_loads(f, renamed) for f in attend.functions)
     read = {*memory.values()}
     results = windows(attend.results, _RESULTS[attend.template])
     stage = replace(attend, operands=operands, lists=lists, functions=functions, results=results)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Random, Value, reading, rewrite
+from gyrator.ir.expr import Expr, Load, Random, Value, reading, with_loads
 from gyrator.ir.index import ONE, Atom, Axis, Index, Size, substitute
 from gyrator.ir.program import Nest, Scatter, defines, expressions, loads
 from gyrator.ir.text import kernel_text
@@ -93,11 +93,8 @@ def _anywhere(nest: Nest, name: str, places: dict[Size, Index]) -> Nest:
         sides = zip(at, [n.value is not None and abs(n.value - number) <= 1 for n in at], shape, strict=True)
         return tuple([size.index() + (n - row) if here and side is not ONE else n for n, here, side in sides])
 
-    def change(e: Expr) -> Expr | None:
-        return Load(e.value, moved(e.index, e.value.shape), e.mask, e.other) if isinstance(e, Load) else None
-
     places[size] = row
-    body = rewrite(root.body, change)
+    body = with_loads(root.body, lambda e: Load(e.value, moved(e.index, e.value.shape), e.mask, e.other))
     return replace(nest, root=replace(root, index=moved(root.index, root.into.shape), body=body))
 
 
