@@ -336,9 +336,9 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
 
     def visit(e: Expr) -> Expr:
         if (done := memo.get(e)) is None:
-            children, indices = tuple([visit(c) for c in e.children()]), tuple([index(i) for i in e.indices()])
-            same = children == e.children() and indices == e.indices()
-            rebuilt = e if same else e.rebuild(children, indices)
+            old = e.children(), e.indices()
+            new = tuple([visit(c) for c in old[0]]), tuple([index(i) for i in old[1]])
+            rebuilt = e if new == old else e.rebuild(*new)
             done = memo[e] = replace(rebuilt) or rebuilt
         return done
 
