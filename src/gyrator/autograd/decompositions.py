@@ -10,7 +10,7 @@ bfloat16 and float16 inputs are computed in float32 and rounded once, at the end
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import MOST_FILTERS
@@ -101,13 +102,13 @@ _REFUSES: Sequence[tuple[str, Callable[[Sequence[torch.dtype]], bool]]] = (
     ("hypot nextafter", lambda of: not of[-1].is_floating_point),
     ("fmod remainder", lambda of: of[-1] == torch.bool),
     ("pow", lambda of: of[:2] == [torch.bool, torch.bool]),
-    ("bitwise_and bitwise_or bitwise_xor", lambda of: of[-1].is_floating_point),
+    ("bitwise_and bitwise_not bitwise_or bitwise_xor", lambda of: of[-1].is_floating_point),
     ("bitwise_left_shift bitwise_right_shift", lambda of: of[-1].is_floating_point or of[-1] == torch.bool),
 )
 _RULES = [(frozenset([getattr(aten, name) for name in names.split()]), rule) for names, rule in _REFUSES]
-_PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward binary_cross_entropy")
+_PARTLY = overloads("nan_to_num linalg_vector_norm embedding_dense_backward binary_cross_entropy smooth_l1_loss")
 _TORCHS: Mapping[Any, Decomposition] = get_decompositions([*_PARTLY, *OF_MEANS, *WITH_STATISTICS])
-_NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY = [_TORCHS[op] for op in _PARTLY]
+_NAN_TO_NUM, _NORM, _EMBEDDING, _CROSS_ENTROPY, _SMOOTH_L1 = [_TORCHS[op] for op in _PARTLY]
 
 
 def stays_whole(node: Node) -> bool:
@@ -126,12 +127,10 @@ def _widen(x: Tensor) -> Tensor:
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x) → x/2·(1 + erf(x/√2)); for "tanh" x·sigmoid(2u), which is x/2·(1 + tanh(u)) without cancellation."""
     wide = _widen(x)
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
-        value = wide * torch.sigmoid(2 * inner)
-    else:
-        value = 0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))
-    return value.to(x.dtype)
+    if approximate != "tanh":
+        return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+    return (wide * torch.sigmoid(2 * inner)).to(x.dtype)
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -159,6 +158,11 @@ def _divide(op: OpOverload, x: Any, y: Any, **mode: Any) -> Tensor:
     return result
 
 
+def _ordered(*numbers: float) -> bool:
+    """Whether numbers are in order, as far as is known. Eager's operators refuse others, and stay whole then."""
+    return all(guard_or_true(a <= b) for a, b in pairwise(numbers))
+
+
 def _probabilities(p: Any) -> Any:
     """`p`, but that eager refuses, on a processor, elements that are no probabilities."""
     if isinstance(p, Tensor) and p.is_cpu:
@@ -178,9 +182,6 @@ def _of_wide(norm: Decomposition, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         return NotImplemented  # eager refuses
     out, *statistics = norm(_widen(x) if x.device.type == "cpu" else x, *args)
     return out.to(x.dtype), *statistics
-
-
-NORMS = {op: partial(_of_wide, _TORCHS[op]) for op in WITH_STATISTICS}
 
 
 def _in_float32(x: Tensor) -> bool:
@@ -219,10 +220,8 @@ def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, biases: Any, *options
     turned = of_input and depthwise and (max(stride) == 1 or max(dilation) == 1)
     if x.device.type != "cuda" or not (of_bias or turned):
         return NotImplemented
-    dx = dw = None
-    if of_weight or (of_input and not turned):
-        mask = [of_input and not turned, of_weight, False]
-        dx, dw, _ = aten.convolution_backward.default(g, x, w, biases, *layout, mask)
+    mask = [of_input and not turned, of_weight, False]
+    dx, dw, _ = aten.convolution_backward.default(g, x, w, biases, *layout, mask) if any(mask) else (None,) * 3
     if turned:
         sides = zip(x.shape[2:], g.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
         rests = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sides]
@@ -291,10 +290,9 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
 def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     """max_pool2d_backward(g, x, …, where) with `where` through 16 or 32 bits, which is what is saved for it then."""
     *others, where = options
-    height, width = x.shape[-2:]
-    if type(height) is not int or type(width) is not int:
+    if any(type(side) is not int for side in x.shape[-2:]):
         return NotImplemented
-    narrow = where.to(torch.int16 if height * width <= 1 << 15 else torch.int32)
+    narrow = where.to(torch.int16 if math.prod(x.shape[-2:]) <= 1 << 15 else torch.int32)
     return aten.max_pool2d_with_indices_backward.default(g, x, *others, narrow.to(torch.int64))
 
 
@@ -314,9 +312,10 @@ def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype; p is x if not given. Whole with a generator of the user's own."""
-    if generator is not None:
+    p = x if p is None else p
+    if generator is not None or not (isinstance(p, Tensor) or _ordered(0, p, 1)):
         return NotImplemented
-    return (_drawn_like(aten.rand.default, x, dtype=torch.float32) < _probabilities(x if p is None else p)).to(x.dtype)
+    return (_drawn_like(aten.rand.default, x, dtype=torch.float32) < _probabilities(p)).to(x.dtype)
 
 
 def _drawn_like(draw: OpOverload, x: Tensor, **of: Any) -> Tensor:
@@ -326,7 +325,7 @@ def _drawn_like(draw: OpOverload, x: Tensor, **of: Any) -> Tensor:
 
 def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: object = None) -> Tensor:
     """draw·scale + shift in the size and dtype of x; a generator of the user's own leaves the op whole."""
-    if generator is not None:
+    if generator is not None or not _ordered(0, scale):
         return NotImplemented
     wide = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
     return (draw(x.shape, dtype=wide, device=x.device) * scale + shift).to(x.dtype)
@@ -346,12 +345,15 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
-    **NORMS,
+    **{op: partial(_of_wide, _TORCHS[op]) for op in WITH_STATISTICS},
     **{op: partial(of_a_mean, _TORCHS[op]) for op in OF_MEANS},
     aten.masked_scatter.default: _masked_scatter,
     # slices: torch's table counts from where memory begins, and how a value lies in it is decided later
     aten.split_with_sizes.default: lambda x, n, d=0: [*map(partial(x.narrow, d), accumulate((0, *n[:-1])), n)],
     aten.binary_cross_entropy.default: lambda x, *more: _CROSS_ENTROPY(_probabilities(x), *more),
+    aten.smooth_l1_loss.default: lambda *of: _SMOOTH_L1(*of) if _ordered(0, *of[3:]) else NotImplemented,
+    aten.threshold_backward.default: lambda g, x, least: torch.where(_widen(x) <= least, 0, g),
+    aten.view_copy.default: lambda x, size: x.reshape(size).clone(memory_format=torch.contiguous_format),
     aten.nan_to_num.default: lambda x, *a, **k: NotImplemented if x.is_complex() else _NAN_TO_NUM(x, *a, **k),
     aten.take.default: lambda x, at: aten.index.Tensor(x.flatten(), (at,)),  # brackets would read a single place
     aten.linalg_vector_norm.default: partial(counted_from_0, _NORM),

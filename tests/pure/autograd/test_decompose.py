@@ -338,6 +338,36 @@ def test_what_is_no_probability_is_refused(of: Callable[[Tensor], Tensor], wrong
             refuses(torch.tensor([0.5, wrong]))
 
 
+REFUSES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.clone().uniform_(2, 1),
+    lambda x: x.clone().bernoulli_(1.5),
+    lambda x: x.clone().bernoulli_(-0.5),
+    lambda x: F.smooth_l1_loss(x, x + 1, beta=-1),
+    torch.bitwise_not,
+)
+
+
+@pytest.mark.parametrize("function", REFUSES)
+def test_numbers_and_dtypes_that_eager_refuses_are_refused(function: Callable[[Tensor], Tensor]) -> None:
+    run, _ = compiled(function)
+    for refuses in (function, run):
+        with pytest.raises(RuntimeError, match=r"range|p to be in|beta|not implemented"):
+            refuses(torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("least", [0.1, 0.7])
+def test_a_threshold_lets_the_gradient_of_a_value_pass_that_it_lets_pass(dtype: torch.dtype, least: float) -> None:
+    """Values as near to the threshold as their dtype has them lie on either side of it."""
+    x = torch.tensor([least, -least, 0, 1], dtype=dtype).requires_grad_()
+    same_as_eager(lambda x: F.threshold(x, least, 0.0), x)
+
+
+def test_a_view_copy_may_be_of_what_has_no_such_view() -> None:
+    same_as_eager(lambda x: torch.view_copy(x.expand(4, 2), (8,)), torch.randn(2).requires_grad_())
+    same_as_eager(lambda x: torch.view_copy(x, (2, 3)).add_(x.view(2, 3)), torch.randn(6), backward=False)
+
+
 def test_linspace_of_integers_is_eagers() -> None:
     def lines(x: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.linspace(a, b, n, dtype=torch.int64) + x for a, b, n in LINES)
