@@ -135,6 +135,23 @@ def test_zeros_that_have_no_memory_are_zeros(folder: Path) -> None:
     assert not torch.autograd.grad(run(x), x, zeros)[0].any()
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.uint8, torch.int64, torch.bool]
+)
+def test_memory_that_nobody_wrote_is_filled_in_torchs_deterministic_mode(dtype: torch.dtype, folder: Path) -> None:
+    def memory(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.empty_like(x), x.new_empty(5), torch.empty_strided((2, 3), (1, 2), dtype=dtype)
+
+    x = torch.zeros(4, 3, dtype=dtype)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for got, want in zip(compiled(memory, cache_dir=folder)(x), memory(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        assert not compiled(lambda x: torch._efficientzerotensor((4, 3)) + x, cache_dir=folder)(torch.zeros(4, 3)).any()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_under_a_fake_mode_shapes_alone_are_computed(folder: Path) -> None:
     run = compiled(softmax, cache_dir=folder)
     run(torch.randn(6, 10))

@@ -16,7 +16,7 @@ from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, constant, element, number, op
 
-prims = torch.ops.prims
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _full(b: Builder, out: Meta, value: Operand) -> Any:
@@ -67,19 +67,19 @@ def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, sl
     return _drawn(b, out, kind, seeds.load((as_index(slot),)), out.dtype)
 
 
-_EMPTY = "empty empty_strided new_empty_strided empty_permuted _efficientzerotensor"
+def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
+    """Zeros, which cost nothing where they are inlined; in torch's deterministic mode what eager fills memory with."""
+    return b.full(out, torch.empty((), dtype=out.dtype, device="cpu").item() if b.deterministic else 0)
 
-RANDOM: Family = {
-    **named_rows(_fraction, "rand randn"),
-    **rows(_randint, "randint randint_like", "default low low_dtype"),
-}
+
+RANDOM = {**named_rows(_fraction, "rand randn"), **rows(_randint, "randint randint_like", "default low low_dtype")}
 """Those that take seeds of this program."""
 
 LOWERINGS: Family = {
     **RANDOM,
     **rows(lambda b, out, *given, **_: _full(b, out, given[-1]), "full full_like scalar_tensor"),
-    # zeros, which cost nothing where they are inlined
-    **rows(lambda b, out, *_, **__: b.full(out, 0), _EMPTY, "default memory_format"),
+    **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
+    aten._efficientzerotensor.default: lambda b, out, *_, **__: b.full(out, 0),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),
     **rows(lambda b, out, start, end, step=1, **_: _range(b, out, start, step), "arange", "start start_step"),
     prims.iota.default: lambda b, out, length, *, start, step, **_: _range(b, out, start, step),
