@@ -161,6 +161,8 @@ OF_ONE = {
     "gather": lambda x, i: x[None].gather(0, i[None]) * 2,
     "a view": lambda x, i: x[None].T.index_select(1, i) * 2,
     "cross entropy of one class": lambda x, i: torch.nn.functional.cross_entropy(x[:, None], i),
+    "what is computed": lambda x, i: (x[None] - 0.5)[i],
+    "rows written": lambda x, i: x[None].index_put((i,), x),
 }
 
 
@@ -186,6 +188,12 @@ REFUSED = {
     "a byte set to more than it holds": lambda x: x.to(torch.uint8).index_fill(0, torch.tensor([0]), 300),
     "a byte to a power that it does not hold": lambda x: x.to(torch.uint8) ** 300,
     "a byte chosen that holds less": lambda x: torch.where(x > 9, x.to(torch.int8), -129),
+    "targets that are no probabilities": lambda x: torch.nn.functional.binary_cross_entropy(x / 6, x),
+    "a bias of more rows than its product": lambda x: torch.addmm(x.view(6, 1), x[None, :1], x[:1, None]),
+    "a bias of more columns than there are": lambda x: torch.nn.functional.linear(x.view(2, 3), x[None, :3], x),
+    "a bias of more rows, in a product that is a call": lambda x: torch.addmm(
+        x.view(2, 3), x[None], x[:, None].expand(6, 3)
+    ),
 }
 
 

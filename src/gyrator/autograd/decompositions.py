@@ -166,7 +166,7 @@ def _ordered(*numbers: float) -> bool:
 def _probabilities(p: Any) -> Any:
     """`p`, but that eager refuses, on a processor, elements that are no probabilities."""
     if isinstance(p, Tensor) and p.is_cpu:
-        aten._assert_async.msg(((p >= 0) & (p <= 1)).all(), "all elements of input should be between 0 and 1")
+        aten._assert_async.msg(((p >= 0) & (p <= 1)).all(), "all elements should be between 0 and 1")
     return p
 
 
@@ -255,6 +255,7 @@ def _thin(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
     Others stay whole: those whose k do not lie together (but for bmm of columns on a processor), and on a processor
     long sums of 32 bits and more, for several of which the library reads what they share once."""
     *bias, a, b = inputs
+    bias = [x.expand(*a.shape[:-1], b.shape[-1]) for x in bias]  # or an error: fake kernels let it be of more rows
     sides = (*a.shape[-2:], b.shape[-1], a.stride(-1), b.stride(-2))
     row, single, column, a_together, b_together = [type(n) is int and n == 1 for n in sides]
     on_gpu = a.device.type == "cuda"
@@ -350,7 +351,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.masked_scatter.default: _masked_scatter,
     # slices: torch's table counts from where memory begins, and how a value lies in it is decided later
     aten.split_with_sizes.default: lambda x, n, d=0: [*map(partial(x.narrow, d), accumulate((0, *n[:-1])), n)],
-    aten.binary_cross_entropy.default: lambda x, *more: _CROSS_ENTROPY(_probabilities(x), *more),
+    aten.binary_cross_entropy.default: lambda x, y, *of: _CROSS_ENTROPY(_probabilities(x), _probabilities(y), *of),
     aten.smooth_l1_loss.default: lambda *of: _SMOOTH_L1(*of) if _ordered(0, *of[3:]) else NotImplemented,
     aten.threshold_backward.default: lambda g, x, least: torch.where(_widen(x) <= least, 0, g),
     aten.view_copy.default: lambda x, size: x.reshape(size).clone(memory_format=torch.contiguous_format),

@@ -46,8 +46,12 @@ class TensorRef:
         return self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
 
     def at(self, where: Coords) -> Coords:
-        """The value's coordinates of the view's element ``where``."""
-        return _composed(self.shape, self.coords, where)
+        """The value's coordinates of the view's element ``where``. An index into a dimension of size 1 is 0, and stands
+        beside that of another dimension, which inlining keeps, so that it is checked."""
+        at = _composed(self.shape, self.coords, where)
+        ones = [i for i, extent in zip(where, self.shape, strict=True) if extent is ONE and i.indirects()]
+        k = next((k for k, extent in enumerate(self.value.shape) if extent is not ONE), 0)
+        return (*at[:k], sum(ones, at[k]), *at[k + 1 :]) if ones and at else at
 
     def view(self, shape: tuple[Index, ...], inner: Coords) -> "TensorRef":
         """The view whose element at axes ``d0, d1, …`` of ``shape`` is this one's element at ``inner``."""
@@ -55,13 +59,7 @@ class TensorRef:
 
     def load(self, where: Coords) -> Expr:
         """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
-        skip = len(where) - len(self.shape)
-        where = where[skip:] if skip else where
-        at = self.at(where)
-        ones = [i for i, extent in zip(where, self.shape, strict=True) if extent is ONE and i.indirects()]
-        if ones and at:  # 0, but checks whether it is: an index into a dimension of size 1
-            at = (sum(ones, at[0]), *at[1:])
-        loaded = Load(self.value, at)
+        loaded = Load(self.value, self.at(where[len(where) - len(self.shape) :]))
         rounded = self.rounded and self.dtype in (torch.bfloat16, torch.float16)
         return Op("bitcast", (loaded,), self.dtype) if rounded or self.dtype != self.value.dtype else loaded
 
