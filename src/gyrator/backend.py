@@ -42,7 +42,7 @@ from gyrator.session import Session
 
 UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
-    "returned an invalid gradient", "input_is_complex == grad_is_complex", "layout torch.sparse", "result is quantised",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex", "of layout torch.", "result is quantised",
     "it changes what memory a tensor owns", "it takes a ScriptObject", "operator trace_wrapped ",
 )  # fmt: skip
 """Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
@@ -60,10 +60,10 @@ def compile_program(
 
     The callable's attribute `wrappers` has the files of its graphs' programs."""
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
-    inputs = fake_inputs(gm, example_inputs)
     masks = handed_on(gm.graph, process.masks) if any(isinstance(x, FakeTensor) for x in example_inputs) else {}
-    compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
     try:
+        inputs = fake_inputs(gm, example_inputs)
+        compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
         traced, wrappers = compiled(example_inputs, name=name, for_loss=True)
     except (RuntimeError, UnsupportedInput, UnsupportedOperator) as error:
         if not any(text in str(error) for text in UNTRACED):

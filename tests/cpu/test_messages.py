@@ -156,6 +156,14 @@ def test_a_program_with_quantised_values_runs_uncompiled() -> None:
     assert torch.equal(found, rounded(x))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
+def test_a_program_that_is_given_a_tensor_in_a_layout_of_onednn_runs_uncompiled() -> None:
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    with pytest.warns(GyratorWarning, match="runs uncompiled[\\s\\S]*layout torch._mkldnn"):
+        found = torch.compile(lambda x: x.relu().to_dense() * 2, backend="gyrator")(x.to_mkldnn())
+    assert torch.equal(found, x.relu() * 2)
+
+
 def test_a_program_with_an_object_of_torchscript_runs_uncompiled() -> None:
     torchbind_impls.init_torchbind_implementations()
     held = torch.nn.Module()
