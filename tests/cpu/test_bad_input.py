@@ -194,6 +194,10 @@ REFUSED = {
     "a bias of more rows, in a product that is a call": lambda x: torch.addmm(
         x.view(2, 3), x[None], x[:, None].expand(6, 3)
     ),
+    "a float of 16 bits filled with more than it holds": lambda x: x.half().fill_(1e6),
+    "a float of 16 bits filled with a larger integer": lambda x: torch.full_like(x.half(), 100000),
+    "reals filled with a complex number": lambda x: torch.full_like(x, 1 + 2j),
+    "a complex share of a product added to reals": lambda x: torch.addcmul(x, x, x, value=1 + 2j),
 }
 
 

@@ -32,7 +32,9 @@ aten = torch.ops.aten
 FAMILIES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
 LOWERINGS: Family = {op: row for family in FAMILIES for op, row in family.LOWERINGS.items()}
 """Every lowering by operator overload; no operator stands in two families. Others become extern calls."""
-_CHECKED = frozenset("add addcdiv addcmul clamp clamp_max clamp_min constant_pad_nd index_fill pow scatter sub".split())
+_CHECKED = frozenset(
+    "add addcdiv addcmul clamp clamp_max clamp_min constant_pad_nd full full_like index_fill pow scatter sub".split()
+)
 """What eager's kernels refuse numbers for that the type of the result does not hold."""
 
 

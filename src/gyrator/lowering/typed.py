@@ -22,8 +22,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 """What is of these types is moved and converted."""
 HALF = (torch.bfloat16, torch.float16, *FLOAT8)
 COMPUTED = frozenset({
-    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, *FLOAT8,
+    *HALF, torch.float64, torch.float32, torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })  # fmt: skip
 """The dtypes that nests compute in; ops on others stay extern calls."""
 
@@ -47,10 +46,8 @@ def constant(value: Scalar, dtype: torch.dtype) -> Const:
     if dtype == torch.bool:
         return Const(bool(value), dtype)
     if dtype.is_floating_point:
-        number = float(value)
-        if abs(number) > torch.finfo(dtype).max and not math.isinf(number):
-            number = float(torch.tensor(number, dtype=torch.float64).to(dtype))
-        return Const(number, dtype)
+        held = value if holds(dtype, value) else torch.tensor(value, dtype=torch.float64).to(dtype)
+        return Const(float(held), dtype)
     if isinstance(value, float) and not math.isfinite(value):
         return Const(int(torch.tensor(value, dtype=torch.float64).to(dtype)), dtype)
     info = torch.iinfo(dtype)
@@ -58,9 +55,13 @@ def constant(value: Scalar, dtype: torch.dtype) -> Const:
 
 
 def holds(dtype: torch.dtype, value: object) -> bool:
-    """Whether a number, if ``value`` is one, is within the range of a type of integers."""
+    """Whether a number, if ``value`` is one, is within the range of a type. Floats may be infinite."""
+    if dtype.is_complex or not isinstance(value, (int, float, complex)):
+        return True
+    if isinstance(value, complex) or dtype.is_floating_point:
+        return not isinstance(value, complex) and not torch.finfo(dtype).max < abs(value) < math.inf
     most = 1 << 8 * dtype.itemsize - dtype.is_signed
-    return not isinstance(value, (int, float)) or dtype.is_floating_point or -most <= value < most
+    return -most <= value < most
 
 
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
