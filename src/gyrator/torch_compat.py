@@ -352,14 +352,14 @@ def taken_apart(
     tensors. `compiler` makes a function of a list of each graph of ATen operators, but those of `table`, that comes."""
 
     def boxed(graph: GraphModule, fakes: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        call = compiler(graph, fakes)
+        call = torch.compiler.disable(compiler(graph, fakes))
         call.__dict__["_boxed_call"] = True
         return call
 
     aot = importlib.import_module("torch._functorch.aot_autograd")
     partition = importlib.import_module("torch._functorch.partitioners").min_cut_rematerialization_partition
     how = {"partition_fn": partition, "decompositions": table, "keep_inference_input_mutations": True}
-    return aot.aot_module_simplified(gm, examples, boxed, **how)
+    return aot.aot_module_simplified(gm, examples, torch.compiler.disable(boxed), **how)
 
 
 def sets_data(op: OpOverload) -> bool:

@@ -176,3 +176,16 @@ def test_what_cannot_be_taken_apart_is_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (F.relu(x),))
     with pytest.raises(UnsupportedInput, match="subclass Opaque"):
         BACKEND(gm, [opaque])
+
+
+def test_backward_is_compiled_within_a_program_that_capture_left() -> None:
+    def step(x: torch.Tensor) -> None:
+        y = (x * 2).sin()
+        torch._dynamo.graph_break()
+        y.values().sum().backward()
+
+    rows = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
+    x, wanted = (torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True) for _ in range(2))
+    torch.compile(step, backend="gyrator")(x)
+    step(wanted)
+    torch.testing.assert_close(x.grad.values(), wanted.grad.values())
