@@ -1,6 +1,5 @@
-"""gyrator: a compiler for PyTorch programs.
-
-`torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two doors. Importing the package is cheap."""
+"""gyrator: a compiler for PyTorch programs. `torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two
+doors. Importing the package is cheap."""
 
 import importlib
 from typing import TYPE_CHECKING

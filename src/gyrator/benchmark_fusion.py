@@ -1,7 +1,6 @@
-"""The option `benchmark_fusion`: a fused kernel is timed against its parts, and refused if it is slower.
-
-Parts and whole become programs of their own, built like any other and run on random inputs. Kernels that all
-layers of a model share are built once; a fusion costs about half a second the first time."""
+"""The option `benchmark_fusion`: a fused kernel is timed against its parts, and refused if it is slower. Parts and
+whole become programs of their own, built like any other and run on random inputs. Kernels that all layers of a model
+share are built once; a fusion costs about half a second the first time."""
 
 from pathlib import Path
 

@@ -1,7 +1,6 @@
-"""The catalogue of everything gyrator raises or warns about.
-
-Each message says what happened, where (the user's file and line, and the node with its neighbours when known), and
-what to try. `GyratorError` is abstract; every other class is final and raised by at least one test."""
+"""The catalogue of everything gyrator raises or warns about. Each message says what happened, where (the user's file
+and line, and the node with its neighbours when known), and what to try. `GyratorError` is abstract; every other class
+is final and raised by at least one test."""
 
 from abc import ABC
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
-"""Where a node comes from in the user's program: file, line, function and operator.
-
-Every nest, kernel and error carries origins, so that generated code and reports can name the user's lines."""
+"""Where a node comes from in the user's program: file, line, function and operator. Every nest, kernel and error
+carries origins, so that generated code and reports can name the user's lines."""
 
 import re
 import sysconfig

@@ -1,7 +1,5 @@
-"""The pass runner: run, time, check, dump what changed, and blame.
-
-Every stage is a list of named passes over one data type. A pass is a pure function; it declares the spec
-that its result satisfies, and the runner checks that it does."""
+"""The pass runner: run, time, check, dump what changed, and blame. Every stage is a list of named passes over one data
+type. A pass is a pure function; it declares the spec that its result satisfies, and the runner checks that it does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,6 @@
-"""The one file that touches torch's private interfaces. Works on torch 2.11 to 2.14.
-
-Everything else in gyrator uses torch's public or stable parts (torch.fx, torch.library, FakeTensorMode,
-make_fx, ShapeEnv, decomposition tables, pytree)."""
+"""The one file that touches torch's private interfaces. Works on torch 2.11 to 2.14. Everything else in gyrator uses
+torch's public or stable parts (torch.fx, torch.library, FakeTensorMode, make_fx, ShapeEnv, decomposition tables,
+pytree)."""
 
 import importlib
 import sys

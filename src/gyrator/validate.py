@@ -1,7 +1,6 @@
 """The option `validate`: a graph's first call runs every level on the same inputs, and names the first that differs.
-
-The levels are the ATen graph (torch's operators), the program after lowering and after each pass (the
-reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame."""
+The levels are the ATen graph (torch's operators), the program after lowering and after each pass (the reference
+interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -49,7 +49,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], list[
     "channels first": (planes_of, ((2, 20, 90, 3),), ["YBLOCK", "XBLOCK"]),
     "patches": (patches_of, ((2, 3, 64, 64),), ["XBLOCK"]),
     "pairs": (lambda x: x.t().contiguous() * 2, ((2, 700),), ["YBLOCK", "XBLOCK"]),
-    "each twice": (lambda x: x.t().repeat_interleave(2, 1), ((33, 700),), ["YBLOCK", "XBLOCK"]),
     "twice, across": (lambda x: x.repeat_interleave(2, 1).t().contiguous() * 2, ((700, 33),), ["YBLOCK", "XBLOCK"]),
     "images of two axes": (
         lambda x, y: x.permute(0, 3, 1, 2).reshape(20, 1200) + y,

@@ -1,7 +1,6 @@
-"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new.
-
-An output that shares memory with an input or another output is not returned by the compiled graph: the shell repeats
-its views on the tensor that owns the memory, so that autograd and later in-place writes see eager's aliasing."""
+"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new. An
+output that shares memory with an input or another output is not returned by the compiled graph: the shell repeats its
+views on the tensor that owns the memory, so that autograd and later in-place writes see eager's aliasing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

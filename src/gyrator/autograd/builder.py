@@ -1,7 +1,6 @@
-"""Builds a graph of functional operators whose nodes know their metadata.
-
-`node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) with eager's size, strides, dtype and
-device. It states metadata only: nodes with equal metadata share one, so its identity and storage mean nothing."""
+"""Builds a graph of functional operators whose nodes know their metadata. `node.meta["val"]` is a fake tensor (or
+symbolic number, or a tuple of them) with eager's size, strides, dtype and device. It states metadata only: nodes with
+equal metadata share one, so its identity and storage mean nothing."""
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

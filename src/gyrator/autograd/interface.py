@@ -1,7 +1,6 @@
-"""What `aot_compile` and the compilers it is given say to each other.
-
-A compiler turns one functional ATen graph into a boxed callable: a function of one list, which it empties as
-it reads it, so that each input is freed as soon as its last reader ran."""
+"""What `aot_compile` and the compilers it is given say to each other. A compiler turns one functional ATen graph into a
+boxed callable: a function of one list, which it empties as it reads it, so that each input is freed as soon as its last
+reader ran."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""A traced program as JSON, without its code: what the shell does and how the halves are joined.
-
-With the compiled graphs, which lie in the cache anyway, a later process has the program without tracing it.
-Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"FromInput": [0, …]}."""
+"""A traced program as JSON, without its code: what the shell does and how the halves are joined. With the compiled
+graphs, which lie in the cache anyway, a later process has the program without tracing it. Plain values stand for
+themselves, all others are an object of one key: {"tuple": [...]}, {"FromInput": [0, …]}."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields

@@ -1,7 +1,6 @@
-"""Symbolic sizes as nodes of a graph.
-
-While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them: a
-symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes."""
+"""Symbolic sizes as nodes of a graph. While tracing, sizes are `torch.SymInt` objects that carry an expression over
+symbols. A graph needs nodes for them: a symbol is a placeholder or a size of a tensor, an expression is arithmetic on
+those. Equal expressions share nodes."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

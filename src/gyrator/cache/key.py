@@ -1,7 +1,6 @@
-"""What identifies a compiled graph: everything on which the generated code depends, by named fields.
-
-Nodes are numbered and symbols renamed in the order of their appearance, so that the names that a trace
-happened to choose do not matter; neither do the user's file names and lines."""
+"""What identifies a compiled graph: everything on which the generated code depends, by named fields. Nodes are numbered
+and symbols renamed in the order of their appearance, so that the names that a trace happened to choose do not matter;
+neither do the user's file names and lines."""
 
 import hashlib
 import re

@@ -1,7 +1,6 @@
-"""Entries of the cache that machines share through a Redis server.
-
-An entry is one value: a signature, then a ZIP archive of its files. Built code runs, so the signature is an HMAC-SHA256
-(RFC 2104) of name and archive by a secret that the machines have in a file: what others put there counts as absent."""
+"""Entries of the cache that machines share through a Redis server. An entry is one value: a signature, then a ZIP
+archive of its files. Built code runs, so the signature is an HMAC-SHA256 (RFC 2104) of name and archive by a secret
+that the machines have in a file: what others put there counts as absent."""
 
 import hmac
 import io

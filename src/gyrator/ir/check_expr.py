@@ -1,7 +1,6 @@
-"""The rules of value expressions, as code: dtypes, ranks, ranges, scopes.
-
-An :class:`ExprChecker` visits each interned node once per program or kernel, so checking costs time in the
-number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller knows the node and the line."""
+"""The rules of value expressions, as code: dtypes, ranks, ranges, scopes. An :class:`ExprChecker` visits each interned
+node once per program or kernel, so checking costs time in the number of distinct nodes. Problems are raised as
+:class:`RuleBroken`; the caller knows the node and the line."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
-"""Interning (hash-consing): building the same immutable node twice gives the same object.
-
-Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never
-walks a tree, and an analysis may be memoised on the node itself."""
+"""Interning (hash-consing): building the same immutable node twice gives the same object. Equality of interned nodes is
+identity, so a comparison costs nothing, a dictionary keyed by nodes never walks a tree, and an analysis may be memoised
+on the node itself."""
 
 import dataclasses
 import struct

@@ -1,7 +1,6 @@
-"""The reference interpreter: the definition of what a program means.
-
-It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be
-obviously right, not fast: every pass and every backend is compared with it."""
+"""The reference interpreter: the definition of what a program means. It runs programs with torch operators only, a nest
+at a time, whole grids at once. It is written to be obviously right, not fast: every pass and every backend is compared
+with it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

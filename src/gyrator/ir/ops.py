@@ -1,7 +1,6 @@
-"""The scalar operations: one row each, with everything the compiler needs to know about it.
-
-A row holds the arity, the dtype rule, the reference (torch), the text for each target, and what it costs. A missing
-column fails at import. The C++ names are functions of the kernel header, overloaded for scalars and vectors."""
+"""The scalar operations: one row each, with everything the compiler needs to know about it. A row holds the arity, the
+dtype rule, the reference (torch), the text for each target, and what it costs. A missing column fails at import. The
+C++ names are functions of the kernel header, overloaded for scalars and vectors."""
 
 import enum
 import math

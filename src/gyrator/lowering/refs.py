@@ -1,7 +1,6 @@
-"""Lazily viewed tensors: what lowering passes from op to op.
-
-A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map from the
-viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 + 2)``."""
+"""Lazily viewed tensors: what lowering passes from op to op. A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is
+no node of the program. It composes the index map from the viewed tensor's axes to the value's coordinates:
+``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 + 2)``."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
-"""Writes at run-time indices, and updates of a part of a tensor.
-
-Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
-(<checked(idx[i0], N)>, i1) of src[i0, i1]``."""
+"""Writes at run-time indices, and updates of a part of a tensor. Each makes a new version of the tensor it writes into:
+``index_add(x, 0, idx, src)`` is ``scatter add into x at (<checked(idx[i0], N)>, i1) of src[i0, i1]``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
-"""Typed scalar expressions: constants, casts and torch's dtype promotion.
-
-Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
-per ATen op as in eager's own kernels."""
+"""Typed scalar expressions: constants, casts and torch's dtype promotion. Half precision is computed in float32: an op
+casts its arguments up, computes, and casts its result down, one rounding per ATen op as in eager's own kernels."""
 
 import math
 from collections.abc import Iterable

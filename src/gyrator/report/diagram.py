@@ -18,7 +18,6 @@ LINE, PAD, GAP_X, GAP_Y = 15, 8, 24, 46
 CHARACTER = 6.3
 MOST_NESTS = 12
 WIDEST = 44
-SWEEPS = 6
 COLOURS = {"kernel": "#dcebfa", "extern": "#fbe7cf", "copy": "#eeeeee", "end": "#e3f3df"}
 
 
@@ -84,7 +83,7 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
     graph = nx.DiGraph([*((0, box) for box in range(1, count)), *edges])
     layers, near = [sorted(layer) for layer in nx.topological_generations(graph)], nx.Graph(edges).adj
     place = {box: float(k) for layer in layers for k, box in enumerate(layer)}
-    for sweep in range(SWEEPS):
+    for sweep in range(6):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             layer.sort(key=lambda box: fmean(place[n] for n in near.get(box, [box])))
             place |= {box: float(k) for k, box in enumerate(layer)}

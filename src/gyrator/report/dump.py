@@ -1,6 +1,5 @@
-"""The option `dump`: every stage as a numbered file of the session's folder.
-
-Graphs are Python programs that run alone on random inputs and print their time; nests, kernels and plans are text."""
+"""The option `dump`: every stage as a numbered file of the session's folder. Graphs are Python programs that run alone
+on random inputs and print their time; nests, kernels and plans are text."""
 
 import re
 import shutil

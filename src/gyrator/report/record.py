@@ -1,7 +1,6 @@
-"""What is known of a compiled graph: kernels, steps, fusions refused, memory. Stored beside its code as JSON,
-so that a graph from the cache can be explained like a new one.
-
-Sizes that are symbols count as the hints that the graph was compiled with."""
+"""What is known of a compiled graph: kernels, steps, fusions refused, memory. Stored beside its code as JSON, so that a
+graph from the cache can be explained like a new one. Sizes that are symbols count as the hints that the graph was
+compiled with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

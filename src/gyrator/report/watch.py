@@ -1,6 +1,5 @@
-"""What a compilation tells about itself: counters, metric tables, and events for whoever explains it.
-
-`pipeline.py` and `backend.py` call these functions; with nothing switched on they cost next to nothing."""
+"""What a compilation tells about itself: counters, metric tables, and events for whoever explains it. `pipeline.py` and
+`backend.py` call these functions; with nothing switched on they cost next to nothing."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Building kernels: printed C++ into libraries, several kernels to a compiler run, several runs at once.
-
-Each kernel is known by a digest of its text without comments, the headers and the toolchain, and so is each
-library: a kernel that any graph built before is found in the store, whatever it was built together with."""
+"""Building kernels: printed C++ into libraries, several kernels to a compiler run, several runs at once. Each kernel is
+known by a digest of its text without comments, the headers and the toolchain, and so is each library: a kernel that any
+graph built before is found in the store, whatever it was built together with."""
 
 import os
 import signal

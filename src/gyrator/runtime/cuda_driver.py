@@ -1,6 +1,5 @@
-"""The CUDA driver's library, as far as running kernels needs it: loading binaries and launching.
-
-It is called through ctypes, so that neither a C++ compiler nor a further package is needed."""
+"""The CUDA driver's library, as far as running kernels needs it: loading binaries and launching. It is called through
+ctypes, so that neither a C++ compiler nor a further package is needed."""
 
 import ctypes
 from collections.abc import Callable

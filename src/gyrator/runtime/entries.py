@@ -1,7 +1,6 @@
-"""What is compiled, in the cache: where it lies, whether it fits what is at hand, and keeping it.
-
-Graphs are found by what they compute. A whole program, which is put together again without a trace, is found by what
-torch.compile captured, and names its graphs."""
+"""What is compiled, in the cache: where it lies, whether it fits what is at hand, and keeping it. Graphs are found by
+what they compute. A whole program, which is put together again without a trace, is found by what torch.compile
+captured, and names its graphs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress

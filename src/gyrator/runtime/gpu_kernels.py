@@ -1,6 +1,5 @@
-"""The GPU kernels of a compiled graph, from its folder: loaded, and tuned, at their first launch.
-
-`kernels.json` in the folder describes them; a warm start needs neither Triton nor a compiler."""
+"""The GPU kernels of a compiled graph, from its folder: loaded, and tuned, at their first launch. `kernels.json` in the
+folder describes them; a warm start needs neither Triton nor a compiler."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

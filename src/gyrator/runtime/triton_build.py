@@ -1,7 +1,6 @@
-"""Building Triton kernels: each for every choice of its blocks, in worker processes, each only once.
-
-A binary is known by a digest of all that it depends on: the text without comments, the choice, what is known of
-its arguments, the GPU's capability, Triton's version, the device library. For stored ones Triton is not imported."""
+"""Building Triton kernels: each for every choice of its blocks, in worker processes, each only once. A binary is known
+by a digest of all that it depends on: the text without comments, the choice, what is known of its arguments, the GPU's
+capability, Triton's version, the device library. For stored ones Triton is not imported."""
 
 import importlib.metadata
 import json

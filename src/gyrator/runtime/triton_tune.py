@@ -1,7 +1,6 @@
-"""Timing a kernel's configs on the arguments of the first call, so that the fastest is chosen.
-
-What the kernel would change twice is put aside before and put back after. The choice is kept in the store
-under the kernel, the GPU and the sizes, so that later processes load that one binary alone."""
+"""Timing a kernel's configs on the arguments of the first call, so that the fastest is chosen. What the kernel would
+change twice is put aside before and put back after. The choice is kept in the store under the kernel, the GPU and the
+sizes, so that later processes load that one binary alone."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

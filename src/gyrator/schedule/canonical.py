@@ -1,5 +1,4 @@
 """Canonical groups: those that differ only in names, in the seeds they draw from, and in the rows they write, are one.
-
 The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building one."""
 
 import hashlib

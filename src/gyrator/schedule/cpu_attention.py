@@ -1,7 +1,6 @@
-"""Attention on a processor: the numbers of the templates `gy::Attention` and `gy::AttentionGradient`.
-
-Scores lie with ``ROWS`` rows beside each other, in vectors, so that the greatest of a row and its sum need no step
-across lanes, and so that weights are the left operand of their product with values as they lie."""
+"""Attention on a processor: the numbers of the templates `gy::Attention` and `gy::AttentionGradient`. Scores lie with
+``ROWS`` rows beside each other, in vectors, so that the greatest of a row and its sum need no step across lanes, and so
+that weights are the left operand of their product with values as they lie."""
 
 from math import gcd
 

@@ -1,6 +1,5 @@
-"""Attention on a GPU: which template computes a call, and the blocks that it runs with.
-
-Forward becomes ``decode`` where the rows of all heads with the same keys are one tile."""
+"""Attention on a GPU: which template computes a call, and the blocks that it runs with. Forward becomes ``decode``
+where the rows of all heads with the same keys are one tile."""
 
 from collections.abc import Sequence
 from dataclasses import replace

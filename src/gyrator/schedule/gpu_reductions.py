@@ -129,8 +129,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
     if programs >= gpu.processors * (PER_PROCESSOR // 2 if dear else 1) or wanted < (2 if column else 4):
         return None
-    loaded, _ = member_accesses(nest)
-    joint = root.reduced if "arg" in root.kind else tuple(loop_order(root.reduced, [*loaded]))
+    joint = root.reduced if "arg" in root.kind else tuple(loop_order(root.reduced, [*member_accesses(nest)[0]]))
     even = _even(joint, wanted, 1 if column else MIN_RUN)
     return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
 

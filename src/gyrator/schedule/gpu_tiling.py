@@ -1,7 +1,6 @@
-"""Tiles of a GPU kernel: which loops run in blocks, candidates for the block sizes, warps and stages.
-
-The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a program of its
-own, whole if it fits in the registers of a block of threads; of columns a program takes what fills a transaction."""
+"""Tiles of a GPU kernel: which loops run in blocks, candidates for the block sizes, warps and stages. The candidates
+follow from how the kernel walks through memory: a row that is contiguous is handled by a program of its own, whole if
+it fits in the registers of a block of threads; of columns a program takes what fills a transaction."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -9,24 +8,23 @@ from math import prod
 
 from gyrator.ir import tree
 from gyrator.ir.expr import Op, Value
-from gyrator.ir.index import ONE, Axis, FloorDiv, Index, upper
+from gyrator.ir.index import ONE, Axis, Index, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
 from gyrator.ir.volume import at_most, bytes_of, fits_32_bits, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.group import Axes
-from gyrator.schedule.layout import contiguous
+from gyrator.schedule.layout import contiguous, steps_along
 
 WHOLE_ROW = 1 << 15
 """Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
 WHOLE_SUM = 1 << 12
 """As WHOLE_ROW, for a row that is read once anyway: a loop then needs fewer registers."""
-LONG_ROW = 1 << 11
-"""Elements from which on a row may be faster in blocks than whole."""
+LONG_ROW, RAGGED = 1 << 11, 16
+"""Elements from which on a row may be faster in blocks than whole, and up to which threads handle few of a tile that
+rows do not fill."""
 WHOLE_SCAN = 1 << 12
 SIDED = 1 << 12
 """Elements of a tile over rows and two axes of the grid."""
-RAGGED = 16
-"""Elements of a row up to which threads handle few where a tile is not full."""
 WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
 MANY_ACCESSES = 6
@@ -139,10 +137,10 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
             pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
         if walk.periodic:
-            pairs = [_lighter(x, warps, longest * walk.periodic, columns=crossed) for x, warps in pairs]
+            pairs = [_lighter(x, warps, longest * walk.periodic) for x, warps in pairs]
         shapes = [(x, 0, warps) for x, warps in pairs]
     tiled = walk.grid[-1:] if any(x > 1 for x, _, _ in shapes) else ()
-    tiling = _tiling_of(walk, tiled, [((x,) * len(tiled), block, warps) for x, block, warps in shapes], whole)
+    tiling = _tiling_of(tiled, [((x,) * len(tiled), block, warps) for x, block, warps in shapes], whole)
     return replace(tiling, category="scan") if scans else tiling
 
 
@@ -156,27 +154,22 @@ def _looped(walk: _Walk, points: int, gpu: Gpu, axes: list[Axis], *, columns: bo
     sums = max(_sums(loop) for loops in walk.rows.values() for loop in loops)
     if not columns and (sums or row <= 1 << 15):
         shapes = shapes[1:] if sums else shapes[:2]
-    limits = [(SUMS if columns else SUMS_OF_ROWS, sums, 1), (PERIODS, walk.periodic, 4)]
-    for most, each, least in [limit for limit in limits if limit[1]]:
-        elements = most * WARP // each  # of a warp
-        shapes = [(x, max(min(n, power(elements * warps // x + 1) // 2), least), warps) for x, n, warps in shapes]
+    limits = ((SUMS if columns else SUMS_OF_ROWS, sums), (PERIODS, walk.periodic))
+    for most in [most * WARP // each for most, each in limits if each]:  # elements of a warp
+        shapes = [(x, max(min(n, power(most * warps // x + 1) // 2), 1), warps) for x, n, warps in shapes]
     return shapes if walk.grid else [(1, block, warps) for _, block, warps in shapes]
 
 
 def _sided_tiles(walk: _Walk) -> Tiling:
     """A program handles rows along two axes of the grid: what lies along one is read, and along the other written."""
     side = 32 if _item(walk) <= 2 else 16
-    lengths = {a: power(at_most(a.extent) or SIDED) for a in walk.rows}
     block = SIDED // side**2
-    few = 4 * side**2 * prod(min(n, block) for n in lengths.values()) <= SIDED
-    tried = ((side, side), (2 * side, 2 * side) if few else (side // 2, 2 * side))
-    shapes = [(_clipped(shape, walk.grid[-2:]), block, 8) for shape in tried]
-    return _tiling_of(walk, walk.grid[-2:], shapes, {a: n <= block for a, n in lengths.items()})
+    whole = {a: power(at_most(a.extent) or SIDED) <= block for a in walk.rows}
+    shapes = [(_clipped((y, side**2 // y), walk.grid[-2:]), block, 8) for y in (side, side // 2)]
+    return _tiling_of(walk.grid[-2:], shapes, whole)
 
 
-def _tiling_of(
-    walk: _Walk, sides: Axes, shapes: list[tuple[tuple[int, ...], int, int]], whole: dict[Axis, bool]
-) -> Tiling:
+def _tiling_of(sides: Axes, shapes: list[tuple[tuple[int, ...], int, int]], whole: dict[Axis, bool]) -> Tiling:
     """Tiles along sides of the grid and rows, for (blocks of these sides, block of a row that is not whole, warps)."""
     names = ("YBLOCK", "XBLOCK")[2 - len(sides) :]
     blocks = {axis: f"R{n}BLOCK" if len(whole) > 1 else "RBLOCK" for n, axis in enumerate(whole)}
@@ -240,12 +233,11 @@ def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
     return [(max(warp // (2 * row), 1), min(max(row // warp, 1) * more, 32)) for more in (1, 4)]
 
 
-def _lighter(x: int, warps: int, periodic: int, *, columns: bool) -> tuple[int, int]:
-    """(rows or columns, warps) of which a thread computes PERIODS, if each takes so many. Columns stay as many as fill
-    a line, or a sector."""
-    line, least = (32, 8) if columns else (1, 1)
-    while x * periodic > PERIODS * WARP * warps and (x > least or warps < 16):
-        x, warps = (x // 2, warps) if x > line or warps == 16 else (x, 2 * warps)
+def _lighter(x: int, warps: int, periodic: int) -> tuple[int, int]:
+    """(rows or columns, warps) of which a thread computes PERIODS, if each takes so many, or near that: columns fill a
+    line, or a sector at least."""
+    while x * periodic > PERIODS * WARP * warps and (x > 8 or warps < 16):
+        x, warps = (x // 2, warps) if x > 32 or warps == 16 else (x, 2 * warps)
     return x, warps
 
 
@@ -312,7 +304,7 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     rows = grid = largest = 0
     for position, size in walk.accesses:
         weight = size * _reached(position)
-        alike = any(_reading_alike(position, a) >= WARP for a in walk.grid[-1:])
+        alike = any(steps_along(position, a) == {0} for a in walk.grid[-1:])
         largest = max(largest, weight)
         rows = max(rows, weight if not alike and any(contiguous(position, a) for a in walk.rows) else 0)
         grid = max(grid, weight if any(contiguous(position, a) for a in walk.grid[-1:]) else 0)
@@ -323,14 +315,6 @@ def _reached(position: Index) -> int:
     """How many places an access has, about."""
     last, count = upper(position), iterations(position.axes())
     return count if last is None else min(count, volume((last + 1,)))
-
-
-def _reading_alike(position: Index, axis: Axis) -> int:
-    """How many neighbours along ``axis`` are at one place: 64 at ``512 * (axis // 64) + row``."""
-    varying = {atom for monomial, _ in position.terms for atom in monomial if axis in atom.index().axes()}
-    quotients = [atom for atom in varying if isinstance(atom, FloorDiv) and atom.num is axis.index()]
-    alike = min((volume((atom.den,)) for atom in quotients), default=iterations((axis,)))
-    return alike if len(quotients) == len(varying) else 1
 
 
 def streamed(kernel: Kernel) -> set[Value]:

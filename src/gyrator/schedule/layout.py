@@ -92,19 +92,19 @@ def _unit(position: Index) -> Axis | None:
     return next((m[0] for m, c in position.terms if c == 1 and len(m) == 1 and isinstance(m[0], Axis)), None)
 
 
-def lies_along(position: Index, axis: Axis) -> bool:
-    """Whether all neighbours along ``axis`` are neighbours in memory."""
-    return position.coefficient(axis) is ONE
-
-
 @lru_cache(maxsize=1 << 13)
+def steps_along(position: Index, axis: Axis) -> frozenset[int | None]:
+    """How far 16 neighbours along ``axis`` are from the first one; None among them if that depends on other axes."""
+    places = [substitute(position, {axis: as_index(n)}) for n in range(min(2 * SECTOR, iterations((axis,))))]
+    return frozenset((place - places[0]).value for place in places)
+
+
 def contiguous(position: Index, axis: Axis) -> bool:
     """Whether neighbours along ``axis`` are neighbours in memory, or most are: so at ``axis``, at ``axis % 12`` and at
     ``axis // 2``; not at ``3 * axis``, ``axis % 3`` or ``axis // 64``."""
     if (step := position.coefficient(axis)) is not None:
         return step is ONE
-    places = [substitute(position, {axis: as_index(n)}) for n in range(min(2 * SECTOR, iterations((axis,))))]
-    found = {(place - places[0]).value for place in places}  # None if it depends on other axes
+    found = steps_along(position, axis)
     sectors = {n // SECTOR for n in found if n is not None}
     return None not in found and 2 * len(found) >= SECTOR and len(sectors) <= 3
 

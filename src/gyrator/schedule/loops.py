@@ -1,7 +1,7 @@
 """Choosing a group's loops: their order, which run in parallel, along which axis vectors lie."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from gyrator.ir.expr import Expr, Load, Op, Random, Value
@@ -10,16 +10,7 @@ from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group, demote, waits_for_reduction
-from gyrator.schedule.layout import (
-    Access,
-    accesses,
-    coalesce,
-    contiguous,
-    contiguous_axes,
-    lane_cost,
-    lies_along,
-    loop_order,
-)
+from gyrator.schedule.layout import Access, accesses, coalesce, contiguous, contiguous_axes, lane_cost, loop_order
 
 LANES = 16
 BLOCK = 2048
@@ -37,8 +28,6 @@ DIVISION = 8
 """The cost of dividing an index, in additions."""
 DEAR, DEAREST = 12, 160
 """The cost of an exponential, and that of all operations up to which more vectors at once pay."""
-STORE = 4
-"""Bytes of loads that a byte of a store weighs where both cannot be contiguous on a GPU."""
 PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
@@ -127,18 +116,11 @@ def ordered(group: Group, stored: frozenset[Value]) -> Group:
     group, outer = coalesce(group, loop_order(group.outer, found), found)
     spaces, kept = list[Axes](), group.in_order
     for k in range(len(group.spaces)):
-        found = _weighed(group, stored)
+        found = accesses(group, stored)
         order = list(group.spaces[k]) if k in kept else loop_order(group.spaces[k], found)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
     return Group(tuple(outer), tuple(spaces), group.members, group.serial)
-
-
-def _weighed(group: Group, stored: frozenset[Value]) -> list[Access]:
-    """Loads and stores. A GPU's caches bring what is read in pieces together, but not what is written so."""
-    dear = stored if group.members[0].nest.on_gpu else frozenset[Value]()
-    found = accesses(group, stored)
-    return [replace(a, weight=a.weight * STORE) if a.value in dear else a for a in found]
 
 
 def _points(group: Group, found: list[Access]) -> Shape:
@@ -239,14 +221,12 @@ def _for_threads(lane: Axis, parallel: list[Axis], blocks: dict[Atom, Index]) ->
     return lane
 
 
-def crossing(
-    parallel: list[Axis], last: Axis, found: list[Access], along: Callable[[Index, Axis], bool] = lies_along
-) -> Axis | None:
+def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
     """An axis along which a large access is contiguous while the vectors lie along another: a transpose."""
     if max((a.weight for a in found), default=0) < TILE_BYTES:
         return None
-    across = [p for p in _large(found) if last in p.axes() and not along(p, last)]
-    return next((axis for p in across for axis in parallel if along(p, axis)), None)
+    across = [p for p in _large(found) if last in p.axes() and not contiguous(p, last)]
+    return next((axis for p in across for axis in parallel if contiguous(p, axis)), None)
 
 
 def _large(found: list[Access]) -> list[Index]:
@@ -379,21 +359,14 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
     *others, last = group.outer
     found = accesses(group, stored)
     sided = not group.serial and all(getattr(m.nest.root, "kind", "sum") in SIMPLE for m in group.members)
-    side, both = crossing(others, last, found, contiguous) if sided else None, last
-    rest = [a for a in others if a is not side]
-    third = crossing(rest, last, found, contiguous) if side and group.pointwise else None
-    # of pairs, as where each number is repeated, what crosses is told by the axis that goes on behind them
-    near = _beside(group, last, found) if group.pointwise and side is None and iterations((last,)) < TINY else None
-    if near is not None:
-        others.remove(near)
-        side, both = crossing(others, near, found, contiguous), Axis(near.name, near.extent * last.extent)
-    tile = [a for a in (third, side, both) if a is not None]
-    rest = [a for a in others if a not in tile]
-    if side is None or min(iterations((a,)) for a in (side, both)) < MIN_SIDE or iterations(tile) < MIN_TILE:
+    side = crossing(others, last, found) if sided else None
+    others = [a for a in others if a is not side]
+    third = crossing(others, last, found) if side and group.pointwise else None
+    tile = [a for a in (third, side, last) if a is not None]
+    rest = tuple([a for a in others if a is not third])
+    if side is None or min(iterations((a,)) for a in (side, last)) < MIN_SIDE or iterations(tile) < MIN_TILE:
         return [_flat("point", group.outer, blocks)]
-    if near is not None:
-        blocks |= digits_of(both.index(), (near, last))
-    return [*([_flat("plane", tuple(rest), blocks)] if rest else []), *tile]
+    return [*([_flat("plane", rest, blocks)] if rest else []), *tile]
 
 
 def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:

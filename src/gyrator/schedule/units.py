@@ -1,7 +1,6 @@
-"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at once.
-
-The order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic
-graphs" (2007): a merge looks only at units ranked between the two."""
+"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at once. The
+order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic graphs" (2007): a
+merge looks only at units ranked between the two."""
 
 from collections.abc import Iterable
 

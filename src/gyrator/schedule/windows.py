@@ -1,5 +1,4 @@
 """Reductions over small windows, as in pooling: the window is written out, and a thread or a lane has one of its own.
-
 As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows."""
 
 import itertools
