@@ -95,6 +95,7 @@ def _unit(position: Index) -> Axis | None:
 @lru_cache(maxsize=1 << 13)
 def steps_along(position: Index, axis: Axis) -> frozenset[int | None]:
     """How far 16 neighbours along ``axis`` are from the first one; None among them if that depends on other axes."""
+    position = substitute(position, {size: as_index(volume((size.index(),))) for size in position.sizes()})
     places = [substitute(position, {axis: as_index(n)}) for n in range(min(2 * SECTOR, iterations((axis,))))]
     return frozenset((place - places[0]).value for place in places)
 

@@ -334,8 +334,8 @@ def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Ax
 
 
 MIN_SIDE, MIN_TILE = 2, 256
-"""Tiles over two axes pay where both are at least this long: three channels of an image are; and where together they
-keep the threads of a program busy: those of a patch of 16 are not."""
+"""Tiles over two axes pay where both are at least this long, as three channels are, and where together they keep the
+threads of a program busy, as a patch of 16 does not."""
 
 
 def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
