@@ -14,10 +14,8 @@ from gyrator.report.record import GraphRecord, StepRecord
 _HERE = FileSystemLoader(Path(__file__).parent)
 TEMPLATES = Environment(loader=_HERE, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 TEMPLATES.filters |= {"px": "{:.0f}".format, "size": decimal, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
-LINE, PAD, GAP_X, GAP_Y = 15, 8, 24, 46
-CHARACTER = 6.3
-MOST_NESTS = 12
-WIDEST = 44
+LINE, PAD, GAP_X, GAP_Y, CHARACTER = 15, 8, 24, 46, 6.3
+MOST_NESTS, WIDEST = 12, 44
 COLOURS = {"kernel": "#dcebfa", "extern": "#fbe7cf", "copy": "#eeeeee", "end": "#e3f3df"}
 
 

@@ -162,10 +162,11 @@ def _looped(walk: _Walk, points: int, gpu: Gpu, axes: list[Axis], *, columns: bo
 
 def _sided_tiles(walk: _Walk) -> Tiling:
     """A program handles rows along two axes of the grid: what lies along one is read, and along the other written."""
-    side = 32 if _item(walk) <= 2 else 16
-    block = SIDED // side**2
+    block = 4 if _item(walk) <= 2 else 16
     whole = {a: power(at_most(a.extent) or SIDED) <= block for a in walk.rows}
-    shapes = [(_clipped((y, side**2 // y), walk.grid[-2:]), block, 8) for y in (side, side // 2)]
+    points = SIDED // prod(min(power(iterations((a,))), block) for a in walk.rows)
+    side = 1 << (points.bit_length() - 1) // 2
+    shapes = [(_clipped((y, points // y), walk.grid[-2:]), block, 8) for y in (side, side // 2)]
     return _tiling_of(walk.grid[-2:], shapes, whole)
 
 
