@@ -93,6 +93,20 @@ def test_rows_of_two_axes_that_cross_have_a_tile_with_both(
         torch.testing.assert_close(got, wanted)
 
 
+def test_rows_that_are_scanned_have_no_tile_with_both(interpreter: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "TILE_BYTES", 0)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2).transpose(1, 2).contiguous()
+        return y, y.cumsum(0)
+
+    x = floats(5, 50, 70)
+    plan = gpu_plan(on_gpu(lowered(fn, x).program))
+    assert all("YBLOCK" not in [tile.block for tile in k.tiling.tiles] for k in plan.kernels[-1:] if k.tiling)
+    for got, wanted in zip(run_plan(plan, [x.clone()], launch=runner(interpreter)), fn(x), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_long_rows_that_are_written_along_and_read_across_memory_are_handled_side_by_side() -> None:
     """One program for each of 4,096 would read a number of each 32 bytes: 202 us for 61 (bfloat16 on an H200)."""
 

@@ -341,12 +341,10 @@ threads of a program busy, as a patch of 16 does not."""
 def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     """Flatten the outer axes into one axis of the grid, and each space into one row.
 
-    A group that reads along one axis of the grid what it writes along another keeps the two apart, so that both
-    become sides of a tile, with the other axes in front:
+    A group that reads along one axis of the grid what it writes along another keeps the two apart, so that both become
+    sides of a tile, with the other axes in front; a third axis is the third side, or the row where it reduces:
 
-        y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }
-
-    If it reads along a third axis too, that is the third side, or the row where it reduces."""
+        y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }"""
     group = ordered(group, stored)
     blocks: dict[Atom, Index] = {}
     spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
@@ -358,8 +356,9 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
         return []
     *others, last = group.outer
     found = accesses(group, stored)
-    sided = not group.serial and all(getattr(m.nest.root, "kind", "sum") in SIMPLE for m in group.members)
-    side = crossing(others, last, found) if sided else None
+    roots = [m.nest.root for m in group.members]
+    sums = all(isinstance(r, Pointwise) or (isinstance(r, Reduce) and r.kind in SIMPLE) for r in roots)
+    side = crossing(others, last, found) if group.pointwise or (sums and not group.serial) else None
     others = [a for a in others if a is not side]
     third = crossing(others, last, found) if side and group.pointwise else None
     tile = [a for a in (third, side, last) if a is not None]
