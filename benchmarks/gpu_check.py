@@ -158,14 +158,14 @@ def step(fn: Function, args: Sequence[Tensor], tangent: Tensor | None) -> Callab
     return run
 
 
-def timed(run: Callable[[], object], flush: Tensor) -> float:
-    """Median milliseconds of one run."""
+def timed(run: Callable[[], object], flush: Tensor, *, repeats: int = REPEATS, idle: int = IDLE_CYCLES) -> float:
+    """Median milliseconds of one run, for which the GPU waits ``idle`` cycles while it is launched."""
     for _ in range(WARMUP):
         run()
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         flush.zero_()
-        torch.cuda._sleep(IDLE_CYCLES)
+        torch.cuda._sleep(idle)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()

@@ -28,6 +28,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
+from benchmarks.gpu_check import timed
 from benchmarks.measure import compiled, machine
 
 Shape = tuple[int, ...]
@@ -387,21 +388,14 @@ def step_of(
 
 
 def milliseconds(run: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        return timed(run, torch.empty(0, device=device), repeats=REPEATS, idle=IDLE_CYCLES)
     run()
     times = []
     for _ in range(REPEATS):
-        if device == "cpu":
-            begin = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - begin))
-            continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(IDLE_CYCLES)
-        start.record()
+        begin = time.perf_counter()
         run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
+        times.append(1e3 * (time.perf_counter() - begin))
     return statistics.median(times)
 
 

@@ -179,8 +179,8 @@ def of_what_rows_are_computed_of(x: Tensor) -> tuple[Tensor, Tensor]:
 def test_columns_beside_what_is_computed_along_rows_are_summed_by_many_programs(
     fn: Callable[[Tensor], tuple[Tensor, Tensor]], columns: int, interpreter: Worker
 ) -> None:
-    """They join the rows, for which as many as other columns have are too few: 10.0 ms for 0.16 (5592400 x 3 bfloat16
-    on an H200), 0.24 for 0.08 (65536 x 256 float32)."""
+    """They join the rows, for which as many as other columns have are too few: 10.9 ms for 0.16 (5592400 x 3 bfloat16
+    on an H200), 0.27 for 0.11 (65536 x 256 float32)."""
     program = lowered(fn, torch.empty(1 << 23, columns, device="meta")).program
     first, _ = gpu_plan(on_gpu(program), Gpu()).kernels
     (grid,) = print_triton(first).grid

@@ -1,6 +1,6 @@
 """Groups: nests that share loops, on the way to becoming one kernel. A group has *outer* axes, under which every member
-runs, and *spaces*: sets of inner axes, each the row over which some members reduce, scan or map. Softmax over ``x[i,
-j]`` is one group: outer ``(i,)``, one space ``(j,)``, five members. A purely pointwise group has outer axes alone."""
+runs, and *spaces*: sets of inner axes, each the row over which some members reduce, scan or map. Softmax over
+``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five members. A pointwise one has outer axes alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
