@@ -127,11 +127,6 @@ class _Task:
     key: Key | None = None
 
     @property
-    def updates(self) -> list[tuple[int, int]]:
-        """The inputs that the graph updates, each with the output that is its new contents."""
-        return [(update.input, update.output) for update in self.info.updates]
-
-    @property
     def saved(self) -> tuple[int, int]:
         """How many inputs at the start forward has saved, and how many outputs at the end are saved for backward."""
         return (self.info.saved, 0) if self.info.kind == "backward" else (0, self.info.saved)
@@ -173,7 +168,8 @@ def compile_graph(
         with session.stage("look up"):
             if not info.frozen:
                 static = info.static_inputs if session.config.cuda_graphs else ()
-                roles = repr((info.kind, task.updates, task.shown, task.saved, static))
+                updates = [(u.input, u.output) for u in info.updates]
+                roles = repr((info.kind, updates, task.shown, task.saved, static))
                 target = targets.key()
                 task = replace(task, key=graph_key(graph, session.config, roles, shape_env=shape_env, target=target))
             entry = find(task.key, stores.graphs, example_inputs, session)
@@ -202,7 +198,8 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
         graph = with_activations(graph)
     with session.stage("lower"):
         symbols = Symbols(task.shape_env)
-        lowered = lower(graph, symbols, session.name, task.updates, config.numerics, builder.computed)
+        updates = [(update.input, update.output) for update in task.info.updates]
+        lowered = lower(graph, symbols, session.name, updates, config.numerics, builder.computed)
     session.keep("lower", lowered.program)
     if session.dump is not None:
         session.dump.write("lowered", program_text(lowered.program))

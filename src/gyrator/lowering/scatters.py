@@ -141,26 +141,18 @@ def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | Non
     return Points(shape or (ONE,), lambda at: along(x, dim, index, at, slices=slices_of is not None))
 
 
-def scatter_along(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, given: Operand) -> Any:
-    """scatter and scatter_add: each element of what is ``given`` goes to where ``index`` says along ``dim``."""
+def scatter_along(
+    combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, given: Any, *,
+    slices: bool = False, alpha: Operand = 1,
+) -> Any:  # fmt: skip
+    """scatter and scatter_add: each element of what is ``given``, times ``alpha``, goes to where ``index`` says along
+    ``dim``; with ``slices`` index_copy and index_add, each slice of it."""
     if x.rank == 0 or (out.dtype == torch.bool and combine != "set"):
         return NotImplemented
-    return scatter(b, out, x, _points(x, dim, index), given, combine)
-
-
-def _index_add(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, *, alpha: Operand = 1
-) -> Any:
-    if out.dtype == torch.bool or x.rank == 0:
-        return NotImplemented
     if alpha != 1:
-        scaled = out.with_dtype(source.dtype).with_shape(source.shape)
-        source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
-    return scatter(b, out, x, _points(x, dim, index, source), source, "add")
-
-
-def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
-    return scatter(b, out, x, _points(x, dim, index, source), source) if x.rank else NotImplemented
+        scaled = out.with_dtype(given.dtype).with_shape(given.shape)
+        given = b.elementwise(scaled, (given, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
+    return scatter(b, out, x, _points(x, dim, index, given if slices else None), given, combine)
 
 
 def _reduce(
@@ -223,8 +215,8 @@ LOWERINGS: Family = {
     **rows(lambda *args, reduce: scatter_along(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_index_fill, "index_fill", "int_Scalar int_Tensor"),
-    **rows(_index_add, "index_add"),
-    **rows(_index_copy, "index_copy"),
+    **rows(partial(scatter_along, "add", slices=True), "index_add"),
+    **rows(partial(scatter_along, "set", slices=True), "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),
     **rows(partial(_into_view, views.LOWERINGS[aten.select.int]), "select_scatter"),
     **rows(partial(_into_view, views.LOWERINGS[aten.slice.Tensor]), "slice_scatter"),
