@@ -220,7 +220,7 @@ def test_a_foreach_kernel_is_built_counted_and_recorded(process: Process, tmp_pa
     assert session.counters[Count.FOREACH] == session.counters[Count.LAUNCHES] == 1
     (folder,) = folders(config)
     (about,) = json.loads((folder / DESCRIPTION).read_text()).values()
-    assert len(about["kinds"]) == 6
+    assert about["arguments"] == 6
     assert len(about["variants"]) == 1
     (step,) = json.loads((folder / "record.json").read_text())["steps"]
     assert len(step["nests"]) == 3

@@ -57,7 +57,7 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Entry]]], capability: in
             variants.append(variant)
         files |= {binary_file(b): b.folder / BINARY for b in found.values()}
         described[kernel.name] = {
-            "kinds": [param.type for param in kernel.params],
+            "arguments": len(kernel.params),
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
             "checked": sorted(relied.items() - sure.items()),
             "variants": variants,
@@ -210,11 +210,10 @@ class GpuKernels:
             raise CacheCorrupt(str(path), str(error)) from error
         handle = driver.load(binary, variant["function"], variant["shared"])
         count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
-        kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
-        block = variant["warps"], variant["shared"]
+        block = about["arguments"] + bool(scratch), count, variant["warps"], variant["shared"]
         early = variant.get("early") and driver.version() >= RECORDS_EARLY
         attribute = TOGETHER if variant["cooperative"] else EARLY if early else b""
-        launch = bind(driver, handle, about["name"], kinds, count, *block, attribute, self._on_assert)
+        launch = bind(driver, handle, about["name"], *block, attribute, self._on_assert)
         return partial(_with_scratch, launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:

@@ -7,7 +7,7 @@ A launch is one `struct` pack and one call of the driver. Both work on a block o
     | grid,  |    | stream | attribute,  | the kernel's    |
     | block  |    |        | if any      | own arguments   |
     +--------+----+--------+-------------+-----------------+
-      `CUlaunchConfig` of cuda.h           in C's layout
+      `CUlaunchConfig` of cuda.h           of 8 bytes each
 
 A thread takes the block for as long as its call of the driver lasts, since the driver runs without the
 interpreter's lock; a second thread makes itself another one."""
@@ -32,12 +32,6 @@ Divisors = Sequence[tuple[int, int]]
 
 ALIGNMENT = 16
 """Bytes that one thread loads or stores at once, if an address is known to be a multiple of it."""
-
-CODES = {
-    "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp32": "f", "fp64": "d",
-}  # fmt: skip
-"""Triton's names of argument types that are no pointers → codes of `struct`."""
 
 _CONFIG = "7I4xQQI4x"
 _ATTRIBUTE = Struct("@I4xi60x")
@@ -66,7 +60,7 @@ def bind(
     driver: CudaDriver,
     handle: int,
     name: str,
-    kinds: Sequence[str],
+    arguments: int,
     programs: Programs,
     warps: int,
     shared: int,
@@ -75,15 +69,13 @@ def bind(
 ) -> Launch:
     """The function that launches a kernel.
 
-    `driver` loaded it under `handle`; `name` is for messages, `kinds` are the types of arguments. A block has `warps`
-    of 32 threads and `shared` bytes of memory. `attribute` is TOGETHER or EARLY, if the launch has one.
-    `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
+    `driver` loaded it under `handle`; `name` is for messages; it takes so many `arguments`, addresses and numbers of 64
+    bits. A block has `warps` of 32 threads and `shared` bytes of memory. `attribute` is TOGETHER or EARLY, if the
+    launch has one. `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing."""
-    codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
-    whole = Struct(f"@{_CONFIG}{codes}0Q{8 * _SCRATCH}x")
-    places = [calcsize(f"@{_CONFIG}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
-    places += range(whole.size - 8 * _SCRATCH, whole.size, 8)
+    whole = Struct(f"@{_CONFIG}{arguments}q{8 * _SCRATCH}x")
+    places = range(calcsize(f"@{_CONFIG}"), whole.size, 8)
     threads, count_of = 32 * warps, None if isinstance(programs, int) else programs
 
     def new_block() -> _Block:

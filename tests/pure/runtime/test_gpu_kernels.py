@@ -59,7 +59,7 @@ def variant(file: str, block: int) -> dict[str, Any]:
 def folder(path: Path, **more: Any) -> Path:
     """A compiled graph's folder with a kernel of two configs."""
     about = {
-        "kinds": ["*fp32", "*fp32", "i64"],
+        "arguments": 3,
         "sizes": [2],
         "checked": [[0, 16], [2, 16]],
         "variants": [variant("a.cubin", 256), variant("b.cubin", 1024)],
@@ -81,7 +81,7 @@ def programs(s0: int, XBLOCK: int) -> int:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    return Library("QQq")
+    return Library()
 
 
 def test_one_config_is_loaded_at_the_first_launch(library: Library, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_tritons_own_scratch_memory_is_an_argument_after_the_kernels(
         made.append(torch.zeros(nbytes, dtype=torch.int8))
         return made[-1]
 
-    library = Library("QQqQ")
+    library = Library(4)
     one = variant("a.cubin", 256) | {"scratch": 384}
     kernels = GpuKernels(folder(tmp_path, variants=[one]), driver=lambda: Driver(library))
     monkeypatch.setattr(torch, "empty", empty)

@@ -21,31 +21,28 @@ FUNCTION = 4711
 class Noted:
     """One launch as the driver saw it."""
 
-    def __init__(self, config: int, handle: int, arguments: int, codes: str) -> None:
+    def __init__(self, config: int, handle: int, arguments: int, count: int) -> None:
         *self.blocks, self.threads, _, _, self.shared, self.stream = struct.unpack(
             "@7I4xQ", ctypes.string_at(config, 40)
         )
-        at, count = struct.unpack("@QI", ctypes.string_at(config + 40, 12))
-        self.attributes = [struct.unpack("@I4xi", ctypes.string_at(at + 72 * k, 12)) for k in range(count)]
-        pointers = (ctypes.c_void_p * (len(codes) + 2)).from_address(arguments)
-        self.args = [
-            struct.unpack(f"@{c}", ctypes.string_at(at, struct.calcsize(c)))[0]
-            for c, at in zip(codes + "QQ", pointers, strict=True)
-        ]
+        at, number = struct.unpack("@QI", ctypes.string_at(config + 40, 12))
+        self.attributes = [struct.unpack("@I4xi", ctypes.string_at(at + 72 * k, 12)) for k in range(number)]
+        pointers = (ctypes.c_void_p * (count + 2)).from_address(arguments)
+        self.args = [struct.unpack("@q", ctypes.string_at(at, 8))[0] for at in pointers]
         self.handle = handle
 
 
 class Library:
     """Stands for libcuda: notes launches, and answers with `status` until the context is set."""
 
-    def __init__(self, codes: str = "QQi", status: int = 0) -> None:
-        self.codes, self.status, self.launches = codes, status, list[Noted]()
+    def __init__(self, arguments: int = 3, status: int = 0) -> None:
+        self.arguments, self.status, self.launches = arguments, status, list[Noted]()
         self.meanwhile: Callable[[], None] = lambda: None
 
         def cuLaunchKernelEx(config: int, handle: int, arguments: int, _: None) -> int:
             self.meanwhile()
             if self.status == 0:
-                self.launches.append(Noted(config, handle, arguments, self.codes))
+                self.launches.append(Noted(config, handle, arguments, self.arguments))
             return self.status
 
         self.cuLaunchKernelEx = cuLaunchKernelEx
@@ -62,23 +59,23 @@ class Library:
         return 0
 
 
-def launcher(library: Library, kinds: list[str], programs: Any = 5, **more: Any) -> Launch:
+def launcher(library: Library, arguments: int, programs: Any = 5, **more: Any) -> Launch:
     options = {"warps": 4, "shared": 96, **more}
-    return bind(CudaDriver(library), FUNCTION, "softmax_0", kinds, programs, **options)  # type: ignore[arg-type]
+    return bind(CudaDriver(library), FUNCTION, "softmax_0", arguments, programs, **options)  # type: ignore[arg-type]
 
 
 def test_a_launch_passes_the_grid_the_stream_and_every_argument() -> None:
-    library = Library("QiQd?")
-    launcher(library, ["*bf16", "i32", "*fp32", "fp64", "i1"])(7, 1 << 40, -3, 1 << 41, 0.5, True)
+    library = Library(5)
+    launcher(library, 5)(7, 1 << 40, -3, 1 << 41, 1 << 42, 1)
     (seen,) = library.launches
     assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 7)
-    assert seen.args == [1 << 40, -3, 1 << 41, 0.5, True, 0, 0]
+    assert seen.args == [1 << 40, -3, 1 << 41, 1 << 42, 1, 0, 0]
     assert seen.handle == 4711 and seen.attributes == []
 
 
 def test_a_number_of_programs_that_depends_on_sizes_is_computed_from_the_arguments() -> None:
-    library = Library("QQi")
-    launch = launcher(library, ["*fp32", "*fp32", "i32"], lambda x, y, n: -(-n // 1024))
+    library = Library()
+    launch = launcher(library, 3, lambda x, y, n: -(-n // 1024))
     launch(0, 16, 32, 1025)
     launch(0, 16, 32, 0)
     launch(0, 16, 32, 9000)
@@ -88,29 +85,29 @@ def test_a_number_of_programs_that_depends_on_sizes_is_computed_from_the_argumen
 
 def test_a_kernel_without_blocks_is_not_launched() -> None:
     library = Library()
-    launcher(library, ["*fp32", "*fp32", "i32"], 0)(0, 16, 32, 0)
+    launcher(library, 3, 0)(0, 16, 32, 0)
     assert library.launches == []
 
 
 def test_a_cooperative_kernel_is_launched_with_that_attribute() -> None:
-    library = Library("Q")
-    launcher(library, ["*fp32"], attribute=TOGETHER)(9, 16)
+    library = Library(1)
+    launcher(library, 1, attribute=TOGETHER)(9, 16)
     (seen,) = library.launches
     assert seen.attributes == [(2, 1)]  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 9)
 
 
 def test_a_kernel_that_waits_itself_may_start_early() -> None:
-    library = Library("Qi")
-    launcher(library, ["*fp32", "i32"], attribute=EARLY)(9, 16, 3)
+    library = Library(2)
+    launcher(library, 2, attribute=EARLY)(9, 16, 3)
     (seen,) = library.launches
     assert seen.attributes == [(6, 1)]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert seen.args == [16, 3, 0, 0]
 
 
 def test_launches_at_the_same_time_do_not_share_memory() -> None:
-    library = Library("QQi")
-    launch = launcher(library, ["*fp32", "*fp32", "i32"])
+    library = Library()
+    launch = launcher(library, 3)
 
     def second() -> None:
         library.meanwhile = lambda: None
@@ -124,14 +121,14 @@ def test_launches_at_the_same_time_do_not_share_memory() -> None:
 
 
 def test_a_thread_without_a_context_gets_one() -> None:
-    library = Library("Q", status=cuda_driver.INVALID_CONTEXT)
-    launcher(library, ["*fp32"])(0, 16)
+    library = Library(1, status=cuda_driver.INVALID_CONTEXT)
+    launcher(library, 1)(0, 16)
     assert len(library.launches) == 1
 
 
 def test_a_refused_launch_names_the_kernel_and_the_status() -> None:
     with pytest.raises(LaunchFailed, match="softmax_0 was not launched: CUDA_ERROR_ILLEGAL_ADDRESS"):
-        launcher(Library("Q", status=700), ["*fp32"])(0, 16)
+        launcher(Library(1, status=700), 1)(0, 16)
 
 
 def test_arguments_that_are_not_divisible_take_a_kernel_that_relies_on_what_does_divide_them() -> None:
