@@ -156,15 +156,14 @@ class Builder:
             self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
         return Load(seeds, (const(next(self._drawn)),))
 
-    def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
+    def materialise(self, ref: TensorRef, strides: tuple[Index, ...]) -> Value:
         """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
-        With ``strides`` the value has these (where a dimension has more than one element)."""
-        if ref.is_whole() and (strides is None or same_strides(ref.shape, ref.value.strides, strides)):
+        It has these strides where a dimension has more than one element."""
+        if ref.is_whole() and same_strides(ref.shape, ref.value.strides, strides):
             return ref.value
-        wanted = strides if strides is not None else contiguous_strides(ref.shape)
-        if (ref, wanted) not in self._copies:
-            self._copies[ref, wanted] = self.copy(ref, Meta(ref.shape, ref.dtype, wanted, ref.device), "copy").value
-        return self._copies[ref, wanted]
+        if (ref, strides) not in self._copies:
+            self._copies[ref, strides] = self.copy(ref, Meta(ref.shape, ref.dtype, strides, ref.device), "copy").value
+        return self._copies[ref, strides]
 
     def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
         """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
