@@ -288,7 +288,7 @@ def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:
     entry, config, note = ready.entry, ready.session.config, None
     with ready.session.stage("load"):
         if config.profile_bandwidth:
-            process.profile.expect({kernel.symbol: kernel.bytes for kernel in record_in(entry.folder).kernels})
+            process.profile.expect({kernel.symbol: kernel.facts.bytes for kernel in record_in(entry.folder).kernels})
             note = process.profile.note
         runtime = process.runtime(ready, process.pool, partial(kernel_tuned, config, entry.folder), note)
         call = load(entry.text(WRAPPER), runtime)

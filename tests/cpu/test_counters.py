@@ -44,7 +44,7 @@ def test_the_kind_of_a_kernel(program: Program, shape: tuple[int, ...], kind: st
 
 def test_bytes_elements_and_operations_of_a_kernel_are_exact() -> None:
     (kernel,) = record(lambda x, y: x * y + 1, torch.randn(6, 64), torch.randn(64)).kernels
-    assert kernel.bytes == 4 * (6 * 64 + 64 + 6 * 64)
+    assert kernel.facts.bytes == 4 * (6 * 64 + 64 + 6 * 64)
     assert (kernel.facts.elements, kernel.facts.operations) == (6 * 64, 2 * 6 * 64)
     assert (kernel.facts.loads, kernel.facts.stores, kernel.arguments, kernel.launches) == (2, 1, 3, 1)
     assert kernel.facts.vectorised
@@ -53,7 +53,7 @@ def test_bytes_elements_and_operations_of_a_kernel_are_exact() -> None:
 def test_a_table_that_is_read_by_index_counts_the_rows_that_are_read() -> None:
     table, index = torch.randn(1000, 8), torch.tensor([3, 5])
     (kernel,) = record(lambda t, i: t[i] * 2, table, index).kernels
-    assert kernel.bytes == 4 * 2 * 8 + 8 * 2 + 4 * 2 * 8
+    assert kernel.facts.bytes == 4 * 2 * 8 + 8 * 2 + 4 * 2 * 8
 
 
 def test_casts_are_counted() -> None:

@@ -59,7 +59,7 @@ def test_kernels_have_bytes_operations_places_and_times(new: gyrator.insight.Rep
     graph = forward(new)
     times = graph.kernel_seconds()
     assert len(graph.record.kernels) == len(times) > 0
-    assert all(k.bytes > 0 and k.facts.operations > 0 and times[k.name] > 0 for k in graph.record.kernels)
+    assert all(k.facts.bytes > 0 and k.facts.operations > 0 and times[k.name] > 0 for k in graph.record.kernels)
     assert all(HERE in place for k in graph.record.kernels for place in k.places)
 
 

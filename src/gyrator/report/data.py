@@ -89,4 +89,5 @@ class ReportData:
 
 def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:
     """Which share of what the machine reaches a kernel reaches, by bytes or operations, whichever binds."""
-    return max(kernel.bytes / peaks.bytes, kernel.facts.operations / peaks.operations) / seconds if seconds else 0.0
+    facts = kernel.facts
+    return max(facts.bytes / peaks.bytes, facts.operations / peaks.operations) / seconds if seconds else 0.0

@@ -49,17 +49,8 @@ def describe(
 
 
 def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launches: int) -> KernelRecord:
-    symbol, source = printed
-    return KernelRecord(
-        name=kernel.name,
-        symbol=symbol,
-        source=source,
-        places=places_of(kernel.origins),
-        launches=launches,
-        arguments=len(kernel.params) + len(kernel.sizes),
-        bytes=facts.bytes,
-        facts=facts,
-    )
+    arguments = len(kernel.params) + len(kernel.sizes)
+    return KernelRecord(kernel.name, *printed, places_of(kernel.origins), launches, arguments, facts)
 
 
 def _steps(plan: Plan, facts: Facts, maker: Maker) -> Iterator[StepRecord]:

@@ -68,10 +68,10 @@ def _points(report: ReportData) -> Plot:
         for number, graph in enumerate(report.graphs())
         for took in [graph.kernel_seconds()]
         for kernel in graph.record.kernels
-        if (seconds := took.get(kernel.name)) and kernel.bytes and kernel.facts.operations
+        if (seconds := took.get(kernel.name)) and kernel.facts.bytes and kernel.facts.operations
     ]
     return {
-        "x": [kernel.facts.operations / kernel.bytes for _, kernel, _ in points],
+        "x": [kernel.facts.operations / kernel.facts.bytes for _, kernel, _ in points],
         "y": [kernel.facts.operations / seconds / 1e9 for _, kernel, seconds in points],
         "text": [kernel.name for _, kernel, _ in points],
         "customdata": [f"g{number}-{kernel.name}" for number, kernel, _ in points],

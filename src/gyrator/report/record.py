@@ -14,7 +14,7 @@ Places = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A generated kernel. `bytes`, the estimate and `facts` are those of one launch."""
+    """A generated kernel. `facts` are those of one launch."""
 
     name: str
     symbol: str
@@ -22,7 +22,6 @@ class KernelRecord:
     places: Places
     launches: int
     arguments: int
-    bytes: int
     facts: KernelFacts
 
 

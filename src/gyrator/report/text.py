@@ -59,7 +59,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
             kernel.name,
             kernel.facts.kind,
             f"{kernel.launches}",
-            size_text(kernel.bytes),
+            size_text(kernel.facts.bytes),
             f"{kernel.facts.operations:,}",
             _us(took),
             f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",

@@ -179,7 +179,7 @@ def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
             "num_atomic_add": facts.atomics,
             "num_args": kernel.arguments,
             **dict(zip(("xnumel", "ynumel", "rnumel"), facts.numels, strict=True)),
-            "kernel_args_num_gb": kernel.bytes / 1e9,
+            "kernel_args_num_gb": kernel.facts.bytes / 1e9,
         }
 
 
