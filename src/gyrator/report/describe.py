@@ -132,15 +132,9 @@ def _unfused(made: Scheduled, maker: Maker) -> Iterator[Unfused]:
                 continue
             verdict = verdicts.get((id(first), id(reader), value))
             reason = _call_between(first, reader, ours, theirs) or (verdict.reason if verdict else "")
-            yield Unfused(
-                producer=_value_name(first),
-                reader=_value_name(reader),
-                value=value.name,
-                bytes=value_bytes(value),
-                reason=reason or "each was fused with others first, and together they may not run as one",
-                producer_place=place_of(first.origins),
-                reader_place=place_of(reader.origins),
-            )
+            reason = reason or "each was fused with others first, and together they may not run as one"
+            places = place_of(first.origins), place_of(reader.origins)
+            yield Unfused(_value_name(first), _value_name(reader), value.name, value_bytes(value), reason, *places)
 
 
 def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit | None") -> str:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline
+from gyrator.report.record import KernelRecord
 
 ROWS = 12
 """Most rows of a table; the rest is counted."""
@@ -54,20 +55,14 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     record, seconds = graph.record, graph.kernel_seconds()
     source = "from the cache" if graph.cached else f"compiled ({graph.missed or 'not looked up'})"
     console.print(f"\n[bold]{record.name}[/] {escape(source)}; {escape(graph.wrapper)}", highlight=False)
-    kernels = [
-        (
-            kernel.name,
-            kernel.facts.kind,
-            f"{kernel.launches}",
-            size_text(kernel.facts.bytes),
-            f"{kernel.facts.operations:,}",
-            _us(took),
-            f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",
-            kernel.places[0] if kernel.places else "",
-        )
-        for kernel in record.kernels
-        for took in [seconds.get(kernel.name)]
-    ]
+
+    def row(kernel: KernelRecord) -> Sequence[str]:
+        took, facts = seconds.get(kernel.name), kernel.facts
+        share = f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else ""
+        figures = f"{kernel.launches}", size_text(facts.bytes), f"{facts.operations:,}", _us(took), share
+        return kernel.name, facts.kind, *figures, (*kernel.places, "")[0]
+
+    kernels = map(row, record.kernels)
     _table(console, "kernels", ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from"), kernels)
     externs = [(step, took) for step, took in graph.timed_steps() if step.kind == "extern"]
     calls = [(s.name, size_text(s.bytes), _us(took), s.why, (*s.places, "")[0]) for s, took in externs]
