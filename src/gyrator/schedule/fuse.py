@@ -163,7 +163,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")
     if on_gpu:
-        return gpu_refusal(group, shared=shared)
+        return gpu_refusal(group, (first, second), shared=shared)
     if group.pointwise:
         return None
     rows, row = group.sides

@@ -16,19 +16,21 @@ from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.lowering.refs import Coords
 from gyrator.schedule.align import digits_of, radix
-from gyrator.schedule.gpu_tiling import WHOLE_ROW
+from gyrator.schedule.gpu import SHORT_ROW
+from gyrator.schedule.gpu_tiling import WARP, WHOLE_ROW
 from gyrator.schedule.group import Group, Member, Refused, crossing_reads
 from gyrator.schedule.layout import accesses, contiguous_axes
 
-MAX_COLUMNS = WHOLE_ROW // 2
+MAX_COLUMNS, FEW_MIXED = WHOLE_ROW // 2, 64
 
 
 def mix(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords) -> Group | Refused:
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
-    Refuses where a row is scanned, lies across memory or does not fit in registers, where a reduction down columns has
-    more than one number, and where some programs end before others in a grid of more than one axis."""
+    Refuses where a row is scanned, lies across memory, is shorter than a warp or does not fit in registers, where few
+    programs run long, where a reduction down columns has more than one number, and where some programs end before
+    others in a grid of more than one axis."""
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
     if not contiguous_axes(accesses(rows, frozenset())).isdisjoint(rows.outer):
@@ -40,6 +42,8 @@ def mix(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords)
     shared = [x for x in a.outer if x in b.outer]
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
         return Refused("they are no rows and columns of one tensor")
+    if iterations(row) < WARP or (iterations(shared) < FEW_MIXED and iterations((*serial, *row)) > SHORT_ROW):
+        return Refused("rows are too short, or programs with long ones too few")
     if len(shared) > 1 and any(x.extent.axes() for x in serial):
         return Refused("parts have different numbers of rows, and the grid is of more than parts")
     roots = [m.nest.root for m in a.members if isinstance(m.nest.root, Reduce | Scan)]

@@ -16,7 +16,7 @@ from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
-from gyrator.schedule.layout import across_rows, loop_order, member_accesses, transposes
+from gyrator.schedule.layout import LARGE, across_rows, loop_order, member_accesses, transposes, unit_axis
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, column_place, cut_in_turns, even_cut, split, uneven_cut
 from gyrator.schedule.windows import overlap
@@ -43,8 +43,8 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     """Split a reduction with too few results to occupy a GPU in parts, as :func:`split_reductions` does for a CPU.
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
-    last ones are masked. Splits sums, products, extremes (with their numbers), what a softmax needs and, where it
-    divides, variances. Refuses rows that programs can share within one launch and then need again."""
+    last ones are masked, and a variance takes two sums. Splits sums, products, extremes (with their numbers), variances
+    and what a softmax needs. Refuses rows that programs can share within one launch and then need again."""
     of_rows = {v for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Reduce) for v in defines(n)}
     by_rows, again = _read_by_rows(program), _read_again(program, of_rows)
 
@@ -124,14 +124,15 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         cut = even_cut(root.reduced, most, parts, aligned=False) if wide < kept else cut_in_turns(root.reduced, most)
         if cut is not None:
             return cut
-    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
+    crossed = any(a.weight >= LARGE and unit_axis(a.position) in nest.axes for a in member_accesses(nest)[0])
+    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (-(-kept // 8) if crossed else kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
     if programs >= gpu.processors * (PER_PROCESSOR // 2 if dear else 1) or wanted < (2 if column else 4):
         return None
     joint = root.reduced if "arg" in root.kind else tuple(loop_order(root.reduced, [*member_accesses(nest)[0]]))
     even = _even(joint, wanted, 1 if column else MIN_RUN)
-    return even or (None if root.kind == "welford" else uneven_cut(root.reduced, wanted, 1 if column else ALIGNED))
+    return even or uneven_cut(root.reduced, wanted, 1 if column else ALIGNED)
 
 
 def _stacks(place: Index, nest: Nest, root: Reduce) -> int:

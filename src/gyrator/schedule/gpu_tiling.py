@@ -27,8 +27,9 @@ SIDED = 1 << 12
 """Elements of a tile over rows and two axes of the grid."""
 WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
-MANY_ACCESSES = 6
-"""From which on, as for a pooling window, a thread that handles fewer elements waits less."""
+MANY_ACCESSES, MANY_LARGE = 6, 2
+"""From which on, as for a pooling window, a thread that handles fewer elements waits less; and more such of all
+elements, where rows are crossed, than registers hold of 64 elements of a thread."""
 SUMS, SUMS_OF_ROWS = 80, 28
 """Sums of windows that a thread may keep, of columns and of rows, where each element has a mask of its own."""
 STREAMED = range(1 << 25, (1 << 28) + 1)
@@ -115,11 +116,13 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several, each whole where it fits, and where column sums are kept (``mixed``)."""
     scans = any(map(_scans, walk.rows.values()))
+    most = max((_reached(position) for position, _ in walk.accesses), default=0)
+    large = sum(2 * _reached(position) > most for position, _ in walk.accesses)
     each = 512 if len(walk.accesses) > 4 * MANY_ACCESSES else 2048  # elements of a warp that crosses rows
     crossed = bool(walk.grid) and not mixed and _walks_columns(walk, 2)
     tallest = each if points >= 64 * FEW_PROGRAMS else WHOLE_ROW // 16
-    large = not scans and any(power(iterations((a,))) > tallest for a in walk.rows)
-    columns = crossed and (large or _walks_columns(walk))
+    tall_rows = not scans and any(power(iterations((a,))) > tallest for a in walk.rows)
+    columns = crossed and (tall_rows or _walks_columns(walk))
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(power(at_most(a.extent)) for a in whole)
     if not all(whole.values()):
@@ -135,7 +138,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
         elif crossed and not columns:
             tall = [n for n in (16, 32) if n <= power(points) and 2048 <= n * longest <= WHOLE_ROW]
-            pairs = [(n, min(n * longest // each, 16)) for n in tall] or pairs
+            pairs = [(n, min(n * longest // (512 if large > MANY_LARGE else each), 16)) for n in tall] or pairs
         if walk.periodic:
             pairs = [_lighter(x, warps, longest * walk.periodic) for x, warps in pairs]
         shapes = [(x, 0, warps) for x, warps in pairs]

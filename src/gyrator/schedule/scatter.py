@@ -13,7 +13,7 @@ from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, 
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, axes_of, coords_of
-from gyrator.lowering.typed import between, both, number, op
+from gyrator.lowering.typed import between, both, cast, number, op
 from gyrator.schedule.gpu_tiling import power
 
 LEAST_CROWD = 512
@@ -107,9 +107,8 @@ def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
     root, found = nest.root, _inverse(nest)
     if not isinstance(root, Scatter) or found is None or any(axis not in found.at for axis in nest.axes):
         return None
-    maker = makers.get(root.into)
-    constant = maker.root.body if maker is not None and isinstance(maker.root, Pointwise) else None
-    base = constant if isinstance(constant, Const) else Load(root.into, coords_of(found.axes))
+    constant = _constant(root.into, makers)
+    base = constant or Load(root.into, coords_of(found.axes))
     if root.combine not in ("set", "add") or (base is not constant and (found.chosen or root.combine != "set")):
         return None
     value = masked(found.known, root.body.substitute(found.at))
@@ -117,6 +116,16 @@ def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
     conditions = [masked(found.known, found.hits())] if found.chosen else found.known
     body = op("where", both(conditions), value, base) if conditions else value
     return replace(nest, axes=found.axes, root=Pointwise(body))
+
+
+def _constant(value: Value, makers: Mapping[Value, Nest]) -> Expr | None:
+    """What all elements are, if that is one number."""
+    match makers[value].root if value in makers else None:
+        case Pointwise(Const() as found):
+            return found
+        case Pointwise(Op("cast", (Load(other, _, None),))):
+            return None if (same := _constant(other, makers)) is None else cast(same, value.dtype)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from math import gcd
 
 import torch
 
-from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
@@ -137,6 +137,10 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     root = nest.root
     if cut is None or not isinstance(root, Reduce):
         return [nest]
+    if root.kind == "welford" and cut.step * cut.parts is not cut.length:  # each element is a part: one more pass
+        none = Const(0.0, root.body[0].dtype)
+        sums = _welford(nest, root.reduced, (root.body[0], none), product([a.extent for a in root.reduced]), ONE)
+        return [node for each in sums for node in split(each, cut)]
     reach = [] if cut.in_turns else reached(cut.axes, cut.step)
     counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
     sizes, before = [a.extent for a in nest.axes], nest.axes.index(cut.column) if cut.column else 0
@@ -174,7 +178,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     if root.kind != "welford":
         return [first, replace(nest, root=Reduce(root.kind, rows, parts))]
     count = product([cut.step, *(a.extent for a in rest)])
-    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, cut.parts, count)]
+    return [replace(first, out=(*partial[:2], None)), *_welford(nest, rows, parts[:2], const(cut.parts), count)]
 
 
 def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> list[Node]:
@@ -188,17 +192,17 @@ def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> li
     return [maximum, replace(nest, out=(total,), root=Reduce("sum", rows, (part,)))]
 
 
-def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
+def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Expr, ...], parts: Index, count: Index) -> list[Nest]:
     """The variance of all from means and squared deviations of so many ``parts`` of ``count`` elements.
 
     ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``"""
-    means, m2s, _ = parted
+    means, m2s = parted
     dtype = means.dtype
     shape = tuple(a.extent for a in nest.axes)
     here = tuple(a.index() for a in nest.axes)
     whole, *_ = defines(nest)
     total, mean = whole.derived("means", shape, dtype), nest.out[0] or whole.derived("mean", shape, dtype)
-    average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
+    average = op("div", Load(total, here), cast(IndexValue(parts), dtype))
     off = op("sub", means, Load(mean, here))
     deviation = op("add", m2s, op("mul", op("mul", off, off), cast(IndexValue(count), dtype)))
     found: list[tuple[Value | None, Root]] = [
