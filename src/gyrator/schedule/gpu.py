@@ -20,25 +20,20 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Compute capability and number of multiprocessors."""
+    """Compute capability (90 for 9.0) and number of multiprocessors."""
 
-    arch: tuple[int, int] = (9, 0)
+    capability: int = 90
     processors: int = 132
-
-    @property
-    def capability(self) -> int:
-        """The compute capability as one number: 90 for 9.0."""
-        return 10 * self.arch[0] + self.arch[1]
 
     @property
     def has_float8(self) -> bool:
         """Whether it converts to and multiplies floats of 8 bits."""
-        return self.arch >= (8, 9)
+        return self.capability >= 89
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory that a block of threads may use (CUDA programming guide, table of compute capabilities)."""
-        return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.arch, 99) << 10
+        return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}.get(self.capability, 99) << 10
 
 
 def gpu_refusal(group: Group, parts: tuple[Group, Group], *, shared: bool) -> Refused | None:

@@ -86,7 +86,7 @@ def _has_roles(tensors: Sequence[View], sides: Sequence[int], gpu: Gpu) -> bool:
     even = even and all(view.strides[3] is ONE and view.shape[3].value in (64, 128) for view in tensors)
     blocks = dict(_ROLES.blocks)
     even = even and sides[0] % blocks["BLOCK_M"] == 0 and sides[1] % blocks["BLOCK_N"] == 0
-    return even and gpu.arch[0] == 9 and tensors[0].value.dtype.itemsize == 2
+    return even and gpu.capability // 10 == 9 and tensors[0].value.dtype.itemsize == 2
 
 
 def _is_light(attend: Attend) -> bool:

@@ -77,7 +77,7 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     small = product.left.value.dtype.is_floating_point and item <= 2
     of_rows = product.ends is None or product.rows_in_groups
     matrices = (product.left, product.right) if small and of_rows and not product.has_patches else ()
-    if matrices and gpu.arch >= (9, 0) and all(map(_describable, matrices)):
+    if matrices and gpu.capability >= 90 and all(map(_describable, matrices)):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
         yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
     split = product.ends is None and all(n.value is not None for n in product.shape)
