@@ -53,6 +53,8 @@ class Drawing:
     """A program being drawn: what it takes, and its lines."""
 
     rng: random.Random
+    elements: int
+    """Of the first tensor; one program in three has twice as many."""
     inputs: list[Input] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -62,7 +64,7 @@ class Drawing:
 
     def shape(self) -> Shape:
         r = self.rng
-        total, rank = r.choice([2**24, 2**24, 2**25]), r.choice([2, 2, 3, 3, 4, 4])
+        total, rank = self.elements * r.choice([1, 1, 2]), r.choice([2, 2, 3, 3, 4, 4])
         dims = [r.choice([32, 64, 128, 256, 768, 1000, 1024, 2048, 4096, 50257 if rank == 2 else 512, 3, 7])]
         for _ in range(rank - 2):
             dims.insert(0, r.choice([8, 16, 64, 197, 256, 512, 1024, 12, 3]))
@@ -299,8 +301,10 @@ def interleave(d: Drawing, v: str, s: Shape) -> Made:
     return d.say(f"{v}.repeat_interleave(2, {axis})", [*s[:axis], 2 * s[axis], *s[axis + 1 :]])
 
 
-def scatter(d: Drawing, v: str, s: Shape) -> Made:
+def scatter(d: Drawing, v: str, s: Shape) -> Made | None:
     rows = d.rng.choice([128, 4096])
+    if rows > 4 * s[0] and rows * math.prod(s[1:]) > 2**26:
+        return None
     zeros = f"torch.zeros({(rows, *s[1:])}, device={v}.device, dtype={v}.dtype)"
     return d.say(f"{zeros}.index_add(0, {d.input((s[0],), f'int{rows}')}, {v})", (rows, *s[1:]))
 
@@ -318,9 +322,9 @@ STEPS: dict[Step, float] = {
 """Each with how often it is drawn."""
 
 
-def drawn(seed: int) -> tuple[Drawing, str]:
+def drawn(seed: int, elements: int = 2**24) -> tuple[Drawing, str]:
     """What a program takes, and its text."""
-    d = Drawing(random.Random(seed))
+    d = Drawing(random.Random(seed), elements)
     shape = d.shape()
     values: list[Made] = [(d.input(shape), shape)]
     for _ in range(d.rng.randint(2, 6)):
@@ -418,9 +422,10 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def measured(seed: int, peers: Sequence[str], device: str, lock: Path) -> dict[str, Any]:
+def measured(seed: int, options: argparse.Namespace, lock: Path) -> dict[str, Any]:
     """Times, first calls and errors of a program, by peer; what went wrong in their place."""
-    d, text = drawn(seed)
+    d, text = drawn(seed, options.elements)
+    peers, device = options.peers, options.device
     fn, args = program_of(text), tensors(d, seed, device)
     inputs = [asdict(x) for x in d.inputs]
     row: dict[str, Any] = {"seed": seed, "program": text, "dtype": d.dtype, "gradients": d.gradients, "inputs": inputs}
@@ -456,7 +461,7 @@ def work(seeds: Sequence[int], options: argparse.Namespace, lock: Path, out: Any
         if time.time() > options.end:
             break
         try:
-            out.put(measured(seed, options.peers, options.device, lock))
+            out.put(measured(seed, options, lock))
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
     out.put(None)
@@ -466,6 +471,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", default="0:100", help="first and end, as 0:100, or single ones, as 3,17")
+    parser.add_argument(
+        "--elements", type=int, default=2**24, help="of the first tensor: fewer for one core of a processor"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600, help="after which no program is begun")
     parser.add_argument("--peers", nargs="+", default=["eager", "inductor", "gyrator"])
