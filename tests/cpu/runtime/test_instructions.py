@@ -100,3 +100,16 @@ def test_a_loop_has_no_more_than_its_work(mode: str) -> None:
     most = {"add_floats": 18, "select": 21, "from_bf16": 18, "to_f16": 18, "select_bytes": 19, "maximum": 20, "exp": 48}
     longer = {k: len(instructions(mode)[k]) for k, limit in most.items() if len(instructions(mode)[k]) > limit}
     assert longer == {}
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.parametrize("mode", [m for m in MODES if m.values[0] == "avx2"])
+def test_some_lanes_of_16_bits_are_read_in_pairs(mode: str) -> None:
+    """AVX2 has masks for 32 and 64 bits alone; lane after lane takes several times as long."""
+    text = """extern "C" void copied(gy::bf16* y, const gy::bf16* x, int64_t n) {
+      const auto some = gy::first_lanes<16>(n);
+      gy::store(y, gy::load<16>(x, some, gy::bf16{}), some);
+    }"""
+    listing = ["objdump", "-d", "--no-show-raw-insn", str(build(text, mode))]
+    found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    assert found.count("vpmaskmovd") == 1

@@ -336,6 +336,29 @@ template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T 
     }
 #endif
     const uint64_t bits = mask_bits(m);
+    if (bits == ~uint64_t(0) >> (64 - L)) return load<L>(from);  // as most vectors of a part of a concatenation are
+    if (bits == 0) return r;
+#if defined(GY_AVX2)
+    if constexpr (V::lanes > 1 && sizeof(T) == 2) {            // pairs, then those whose neighbour is off
+      const auto wide = mask_lanes<2>(m);
+      GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+        const auto* at = reinterpret_cast<const int*>(q + i * V::lanes);
+        if constexpr (V::bytes == 32) {
+          const auto both = (v8si)wide.p[i] == -1;
+          r.p[i] = (typename V::P)((v8si)__builtin_ia32_maskloadd256((const v8si*)at, both) | ((v8si)r.p[i] & ~both));
+        } else {
+          const auto both = (v4si)wide.p[i] == -1;
+          r.p[i] = (typename V::P)((v4si)__builtin_ia32_maskloadd((const v4si*)at, both) | ((v4si)r.p[i] & ~both));
+        }
+      }
+      const uint64_t pairs = bits & bits >> 1 & 0x5555555555555555;
+      for (uint64_t rest = bits & ~(pairs | pairs << 1); rest; rest &= rest - 1) {
+        const int i = __builtin_ctzll(rest);
+        r = where(eq(iota<L, int32_t>(0, 1), broadcast<L>(int32_t(i))), broadcast<L>(from[i]), r);
+      }
+      return r;
+    }
+#endif
     auto lanes_of = unpack(r);
     for (int i = 0; i < L; ++i)
       if (bits >> i & 1) lanes_of.at[i] = from[i];
@@ -366,8 +389,18 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
 #endif
     const uint64_t bits = mask_bits(m);
     const auto a = unpack(v);
-    for (int i = 0; i < L; ++i)
-      if (bits >> i & 1) to[i] = a.at[i];
+    if (bits & (bits + 1)) {
+      for (int i = 0; i < L; ++i)
+        if (bits >> i & 1) to[i] = a.at[i];
+    } else {                                                   // the first lanes, as at a row's end: in halves of halves
+      const uint64_t count = bits == ~uint64_t(0) ? 64 : __builtin_ctzll(bits + 1);
+      int at = 0;
+      GY_UNROLL for (int n = L; n > 0; n /= 2)
+        if (count & n) {
+          __builtin_memcpy(to + at, a.at + at, n * sizeof(T));
+          at += n;
+        }
+    }
   }
 }
 
