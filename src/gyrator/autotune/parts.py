@@ -37,8 +37,9 @@ class Builder:
 
     @property
     def computed(self) -> frozenset[torch.dtype]:
-        """The dtypes that kernels compute in."""
-        return COMPUTED if self.targets.gpu is None or self.targets.gpu.has_float8 else COMPUTED.difference(FLOAT8)
+        """The dtypes that kernels compute in: GPUs convert to floats of 8 bits from a capability of 89 on."""
+        gpu = self.targets.gpu
+        return COMPUTED if gpu is None or gpu.capability >= 89 else COMPUTED.difference(FLOAT8)
 
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""

@@ -6,10 +6,8 @@ from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter
 from gyrator.schedule.group import Group, Refused, is_atomic, waits_for_reduction
 from gyrator.schedule.layout import across_rows, contiguous_bytes, transposes
 
-COLUMNS = 32
-"""Columns that a program handles at least, so that memory is read by whole transactions."""
-ROWS = 8
-"""Rows that a program handles at least where something lies across them."""
+COLUMNS, ROWS = 32, 8
+"""Columns that a program handles at least, so that memory is read by whole transactions, and rows that one crosses."""
 SHORT_ROW = 1 << 14
 """Elements that a program may run through where few programs run."""
 FEW_PROGRAMS, FEW_OF_COLUMNS, LONG_COLUMN = 128, 512, 1 << 11
@@ -24,11 +22,6 @@ class Gpu:
 
     capability: int = 90
     processors: int = 132
-
-    @property
-    def has_float8(self) -> bool:
-        """Whether it converts to and multiplies floats of 8 bits."""
-        return self.capability >= 89
 
     @property
     def shared_bytes(self) -> int:
@@ -67,5 +60,5 @@ def gpu_refusal(group: Group, parts: tuple[Group, Group], *, shared: bool) -> Re
 def _crosses_within_rows(group: Group) -> bool:
     """Whether something is written along one axis of a row while as much lies along another axis of it."""
     moved, stored = contiguous_bytes(group)
-    ways = [(a, b) for space in group.spaces for a in stored.keys() & {*space} for b in moved.keys() & {*space} - {a}]
-    return any(moved[b] >= moved[a] for a, b in ways)
+    pairs = ((a, b) for row in group.spaces for a in stored.keys() & row for b in moved.keys() & row)
+    return any(a is not b and moved[b] >= moved[a] for a, b in pairs)

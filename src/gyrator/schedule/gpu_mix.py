@@ -42,7 +42,7 @@ def mix(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords)
     shared = [x for x in a.outer if x in b.outer]
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
         return Refused("they are no rows and columns of one tensor")
-    if iterations(row) < WARP or (iterations(shared) < FEW_MIXED and iterations((*serial, *row)) > SHORT_ROW):
+    if iterations(row) < WARP or (iterations(shared) < FEW_MIXED and iterations((*serial, *row)) > 4 * SHORT_ROW):
         return Refused("rows are too short, or programs with long ones too few")
     if len(shared) > 1 and any(x.extent.axes() for x in serial):
         return Refused("parts have different numbers of rows, and the grid is of more than parts")

@@ -16,7 +16,7 @@ from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
-from gyrator.schedule.layout import LARGE, across_rows, loop_order, member_accesses, transposes, unit_axis
+from gyrator.schedule.layout import LARGE, across_rows, loop_order, member_accesses, transposes, unit_of
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, column_place, cut_in_turns, even_cut, split, uneven_cut
 from gyrator.schedule.windows import overlap
@@ -124,7 +124,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         cut = even_cut(root.reduced, most, parts, aligned=False) if wide < kept else cut_in_turns(root.reduced, most)
         if cut is not None:
             return cut
-    crossed = any(a.weight >= LARGE and unit_axis(a.position) in nest.axes for a in member_accesses(nest)[0])
+    crossed = any(a.weight >= LARGE and unit_of(a.position) in nest.axes for a in member_accesses(nest)[0])
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (-(-kept // 8) if crossed else kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long

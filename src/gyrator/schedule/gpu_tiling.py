@@ -14,6 +14,7 @@ from gyrator.ir.volume import at_most, bytes_of, fits_32_bits, iterations, volum
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.group import Axes
 from gyrator.schedule.layout import contiguous, steps_along
+from gyrator.schedule.loops import SHORT_SIDE
 
 WHOLE_ROW = 1 << 15
 """Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
@@ -93,14 +94,17 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         configs = [Config((("XBLOCK", n),), 4) for n in (sizes[:1] if walk.is_little else sizes)]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     side = 64 if max((size for _, size in walk.accesses), default=4) <= 2 else 32
-    long, wide = 2 * side, 4 * side
-    shapes: list[tuple[int, ...]] = [(side, side)] if walk.is_little else [(32, long), (long, 32), (16, wide)]
+    tiles: list[tuple[int, ...]] = [(side,) * 2] if walk.is_little else [(32, 2 * side), (2 * side, 32), (16, 4 * side)]
     axes, names = walk.grid[-2:], ["YBLOCK", "XBLOCK"]
-    across = [p for p, _ in walk.accesses if last in p.axes()] if len(walk.grid) > 2 else []
-    if any(position.coefficient(walk.grid[-3]) is ONE for position in across):
+    steps = {p.coefficient(a) for a in walk.grid[-3:-2] for p, _ in walk.accesses if last in p.axes()}
+    short = [a for a in axes if iterations((a,)) <= SHORT_SIDE and a.extent in steps - {ONE}]
+    if ONE in steps or short:
         axes, names = walk.grid[-3:], ["ZBLOCK", *names]
-        shapes = [(8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side)]
-    found = dict.fromkeys(_clipped(shape, axes) for shape in (shapes[:1] if walk.is_little else shapes))
+        tiles = [(8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side)]
+    if short and ONE not in steps:
+        n = power(iterations(short[:1]))
+        tiles = [(k * side // n, *(n if a in short else side for a in axes[1:])) for k in (2, 1)]
+    found = dict.fromkeys(_clipped(shape, axes) for shape in (tiles[:1] if walk.is_little else tiles))
     configs = [Config(tuple(zip(names, shape, strict=True)), 8 if prod(shape) > 2048 else 4) for shape in found]
     return Tiling(tuple(map(Tile, axes, names)), tuple(configs), "pointwise")
 

@@ -56,26 +56,26 @@ def lane_cost(group: Group, stored: frozenset[Value], column: Axis | None, width
 
 def across_rows(group: Group) -> bool:
     """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
-    own = ((unit_axis(access.position), member, access) for member, access in _own_accesses(group))
+    own = ((unit_of(access.position), member, access) for member, access in _own_accesses(group))
     unit = contiguous_axes(replace(a, position=m.at[axis]) for axis, m, a in own if axis is not None)
     return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
 
 
 def contiguous_bytes(group: Group) -> tuple[Counter[Axis | None], Counter[Axis | None]]:
     """By axis of a sector or more the bytes of large accesses that are contiguous along it: all, and those written."""
-    own = [(m, a, unit_axis(a.position)) for m, a in _own_accesses(group)]
+    own = [(m, a, unit_of(a.position)) for m, a in _own_accesses(group)]
     least, written = max(LARGE, *[a.weight // 4 for _, a, _ in own]), {v for m in group.members for v in m.nest.out}
     moved, stored = Counter[Axis | None](), Counter[Axis | None]()
     for member, access, axis in own:
         if axis is not None and access.weight >= least and iterations((axis,)) >= SECTOR:
-            moved[unit_axis(member.at[axis])] += access.weight
-            stored[unit_axis(member.at[axis])] += access.weight * (access.value in written)
+            moved[unit_of(member.at[axis])] += access.weight
+            stored[unit_of(member.at[axis])] += access.weight * (access.value in written)
     return moved, +stored
 
 
 def contiguous_axes(found: Iterable[Access]) -> set[Axis]:
     """The axes along which the largest accesses are contiguous."""
-    units = [(axis, access.weight) for access in found if (axis := unit_axis(access.position)) is not None]
+    units = [(axis, access.weight) for access in found if (axis := unit_of(access.position)) is not None]
     largest = max((weight for _, weight in units), default=0)
     return {axis for axis, weight in units if weight * 2 > largest}
 
@@ -98,11 +98,10 @@ def transposes(nest: Nest, least: int = LARGE) -> bool:
     if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
         return False
     (read, *indices), (written,) = member_accesses(nest)
-    units = unit_axis(read.position), unit_axis(written.position)
-    return not indices and written.weight >= least and units[0] not in (None, units[1])
+    return not indices and written.weight >= least and unit_of(read.position) not in (None, unit_of(written.position))
 
 
-def unit_axis(position: Index) -> Axis | None:
+def unit_of(position: Index) -> Axis | None:
     """The axis along which neighbours are neighbours in memory, in this or that direction."""
     return next((m[0] for m, c in position.terms if abs(c) == 1 and len(m) == 1 and isinstance(m[0], Axis)), None)
 

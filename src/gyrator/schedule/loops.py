@@ -333,9 +333,9 @@ def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Ax
     return block, inner
 
 
-MIN_SIDE, MIN_TILE = 2, 256
+MIN_SIDE, MIN_TILE, SHORT_SIDE = 2, 256, 16
 """Tiles over two axes pay where both are at least this long, as three channels are, and where together they keep the
-threads of a program busy, as a patch of 16 does not."""
+threads of a program busy, as a patch of 16 does not; a short one goes on along the axis that follows in memory."""
 
 
 def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
@@ -360,7 +360,9 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
     sums = all(isinstance(r, Pointwise) or (isinstance(r, Reduce) and r.kind in SIMPLE) for r in roots)
     side = crossing(others, last, found) if group.pointwise or (sums and not group.serial) else None
     others = [a for a in others if a is not side]
-    third = crossing(others, last, found) if side and group.pointwise else None
+    tiled = (last, side) if side and group.pointwise else ()
+    near = [_beside(group, a, found) for a in tiled if iterations((a,)) <= SHORT_SIDE]
+    third = (crossing(others, last, found) or next((a for a in others if a in near), None)) if tiled else None
     tile = [a for a in (third, side, last) if a is not None]
     rest = tuple([a for a in others if a is not third])
     if side is None or min(iterations((a,)) for a in (side, last)) < MIN_SIDE or iterations(tile) < MIN_TILE:
