@@ -29,8 +29,7 @@ SIDED = 1 << 12
 WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
 """Elements of a column that a program may keep, and of one that is read again."""
 MANY_ACCESSES, MANY_LARGE = 6, 2
-"""From which on, as for a pooling window, a thread that handles fewer elements waits less; and more such of all
-elements, where rows are crossed, than registers hold of 64 elements of a thread."""
+"""Accesses above which a thread should have fewer elements: of a pooling window; of all elements, in crossed rows."""
 SUMS, SUMS_OF_ROWS = 80, 28
 """Sums of windows that a thread may keep, of columns and of rows, where each element has a mask of its own."""
 STREAMED = range(1 << 25, (1 << 28) + 1)

@@ -62,12 +62,14 @@ def across_rows(group: Group) -> bool:
 
 
 def contiguous_bytes(group: Group) -> tuple[Counter[Axis | None], Counter[Axis | None]]:
-    """By axis of a sector or more the bytes of large accesses that are contiguous along it: all, and those written."""
-    own = [(m, a, unit_of(a.position)) for m, a in _own_accesses(group)]
-    least, written = max(LARGE, *[a.weight // 4 for _, a, _ in own]), {v for m in group.members for v in m.nest.out}
-    moved, stored = Counter[Axis | None](), Counter[Axis | None]()
-    for member, access, axis in own:
-        if axis is not None and access.weight >= least and iterations((axis,)) >= SECTOR:
+    """Bytes of large accesses by the axis they are contiguous along, or go on along after a short one: all, written."""
+    own, moved, stored = [*_own_accesses(group)], Counter[Axis | None](), Counter[Axis | None]()
+    least, written = max(LARGE, *[a.weight // 4 for _, a in own]), {v for m in group.members for v in m.nest.out}
+    for member, access in own:
+        axis = unit_of(access.position)
+        if axis is not None and iterations((axis,)) < SECTOR:
+            axis = unit_of(access.position, axis.extent.value)
+        if axis is not None and access.weight >= least:
             moved[unit_of(member.at[axis])] += access.weight
             stored[unit_of(member.at[axis])] += access.weight * (access.value in written)
     return moved, +stored
@@ -101,9 +103,9 @@ def transposes(nest: Nest, least: int = LARGE) -> bool:
     return not indices and written.weight >= least and unit_of(read.position) not in (None, unit_of(written.position))
 
 
-def unit_of(position: Index) -> Axis | None:
-    """The axis along which neighbours are neighbours in memory, in this or that direction."""
-    return next((m[0] for m, c in position.terms if abs(c) == 1 and len(m) == 1 and isinstance(m[0], Axis)), None)
+def unit_of(position: Index, step: int | None = 1) -> Axis | None:
+    """The axis along which neighbours are so far apart in memory, in this or that direction."""
+    return next((m[0] for m, c in position.terms if abs(c) == step and len(m) == 1 and isinstance(m[0], Axis)), None)
 
 
 @lru_cache(maxsize=1 << 13)
