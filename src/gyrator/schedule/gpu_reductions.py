@@ -12,7 +12,7 @@ from gyrator.ir.index import ONE, ZERO, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.refs import coords_of
-from gyrator.schedule.gpu import SHORT_ROW, Gpu
+from gyrator.schedule.gpu import ROWS, SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
@@ -125,7 +125,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         if cut is not None:
             return cut
     crossed = any(a.weight >= LARGE and unit_of(a.position) in nest.axes for a in member_accesses(nest)[0])
-    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (-(-kept // 8) if crossed else kept, MIN_ROW)
+    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (-(-kept // ROWS) if crossed else kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     dear = any(overlap(load, nest, root) > 1 for load in loads(root.body))  # programs with windows take long
     if programs >= gpu.processors * (PER_PROCESSOR // 2 if dear else 1) or wanted < (2 if column else 4):
