@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gyrator.autotune.parts import Builder
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
 from gyrator.ir.tree import Config
 from gyrator.lowering.graph import lower
 from gyrator.lowering.typed import COMPUTED, FLOAT8
+from gyrator.runtime.targets import Targets
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
@@ -52,6 +55,10 @@ def test_gpus_that_lack_them_leave_them_to_the_library() -> None:
     graph = trace(CASES["both types"], [numbers()])
     program = lower(graph, symbols=symbols_of(graph), computed=COMPUTED.difference(FLOAT8)).program
     assert {node.op for node in program.nodes if hasattr(node, "op")} == {"prims.convert_element_type.default"}
+    for capability, lacks in ((89, frozenset[torch.dtype]()), (86, frozenset(FLOAT8))):
+        unused: Any = None
+        builder = Builder(Targets(None, None, Gpu(capability)), unused, unused, unused, None)
+        assert COMPUTED - builder.computed == lacks
 
 
 def of_matrices(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def transposes(nest: Nest, least: int = LARGE) -> bool:
 
 
 def unit_of(position: Index, step: int | None = 1) -> Axis | None:
-    """The axis along which neighbours are so far apart in memory, in this or that direction."""
+    """The axis along which neighbours are ``step`` elements apart in memory, in this or that direction."""
     return next((m[0] for m, c in position.terms if abs(c) == step and len(m) == 1 and isinstance(m[0], Axis)), None)
 
 
