@@ -69,6 +69,18 @@ def test_sizes_that_change() -> None:
         torch.testing.assert_close(compiled(x), softmax(x))
 
 
+def test_sizes_that_grow_beyond_32_bits() -> None:
+    """Places have 32 bits until a launch finds that they need more."""
+
+    def shifted(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (1, 0)) + 1
+
+    compiled = torch.compile(shifted, backend="gyrator", dynamic=True)
+    for rows, columns in ((16, 1000), (3, 1 << 30), (5, 33)):
+        x = torch.randint(-100, 100, (rows, columns), dtype=torch.int8, device="cuda")
+        assert torch.equal(compiled(x), shifted(x))
+
+
 def test_launches_go_to_the_current_stream() -> None:
     compiled = torch.compile(softmax, backend="gyrator")
     x = random(4096, 4096)

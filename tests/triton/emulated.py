@@ -177,7 +177,11 @@ class EmulatedRuntime:
         return launch
 
     def gpu_kernel(
-        self, name: str, programs: Callable[..., int], updated: Mapping[int, Callable[..., int]] | None = None
+        self,
+        name: str,
+        programs: Callable[..., int],
+        updated: Mapping[int, Callable[..., int]] | None = None,
+        fits: Callable[..., int] | None = None,
     ) -> Callable[..., None]:
         kernel, tree = self._kernels[name], self._trees[name]
         config = kernel.configs[0]
@@ -192,6 +196,7 @@ class EmulatedRuntime:
             sizes = {p.size: arg for p, arg in given if isinstance(p, SizeArgument)}
             count = programs(*sizes.values(), **dict(config.blocks))
             assert count == count_programs(kernel, config, sizes)
+            assert fits is None or fits(*sizes.values())
             memory = {
                 p.name: _at_address(arg, p.dtype, evaluate(lengths[p.name], sizes))
                 for p, arg in given

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import SizeArgument
+from gyrator.codegen.wrapper import fits_text
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Config, LoopKind, walk_loops
 from gyrator.ir.volume import iterations, volume
@@ -493,6 +494,22 @@ def test_what_is_very_large_or_leads_to_as_much_is_read_as_usual(rows: int, fn: 
     """Such kernels are slower with a hint to the cache."""
     (kernel,) = gpu_plan(on_gpu(lowered(fn, torch.empty(rows, 1024, device="meta")).program)).kernels
     assert "evict_first" not in print_triton(kernel).source
+
+
+def test_places_that_symbolic_sizes_decide_are_computed_in_32_bits_where_launches_find_that_they_fit() -> None:
+    def padded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (1, 0)) + 1
+
+    (kernel,) = gpu_plan(on_gpu(lowered(padded, torch.randn(30, 70), dynamic=True).program)).kernels
+    printed = print_triton(kernel)
+    assert "int64" not in printed.source and "int64" in printed.plain
+    (text,) = fits_text(printed)
+    assert text.startswith("fits=lambda ") and text.endswith(" < 2147418112")
+    fits = eval(text.removeprefix("fits="))
+    assert fits(1 << 15, (1 << 16) - 5) and not fits(1 << 15, 1 << 16)
+    many = torch.empty(1 << 16, 1 << 15, dtype=torch.int8)
+    (kernel,) = gpu_plan(on_gpu(lowered(padded, many, dynamic=True).program)).kernels
+    assert "int64" in print_triton(kernel).source and not fits_text(print_triton(kernel))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

@@ -91,10 +91,12 @@ def print_triton(kernel: Kernel, *, aligned: bool = True, early: bool = False) -
     grid = printer.grid()
     early = early and not (printer.described and isinstance(kernel.body[0], Attend))
     source = _module(kernel, params, printer.block.lines, printer.functions, early=early)
-    plain = print_triton(kernel, aligned=False, early=early).source if printer.described or printer.widened else ""
-    return TritonKernel(
-        kernel.name, source, tuple(params), grid, tiling.configs, tiling.category, printer.asserts, early, plain=plain
-    )
+    plain = ""
+    if printer.described or printer.widened or tiling.below:
+        safe = replace(kernel, tiling=replace(tiling, wide=tiling.wide or bool(tiling.below), below=()))
+        plain = print_triton(safe, aligned=False, early=early).source
+    found = (kernel.name, source, tuple(params), grid, tiling.configs, tiling.category, printer.asserts, early)
+    return TritonKernel(*found, plain=plain, below=tiling.below)
 
 
 def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:

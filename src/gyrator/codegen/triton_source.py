@@ -74,8 +74,9 @@ class TritonKernel:
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``early``: it waits itself until what
     was launched before is done. ``category`` is one of ``pointwise | persistent | looped | cooperative | scan | split
     scan | foreach | template``, for metrics and autotuning. ``other`` is the same function written in another way, with
-    configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
-    ``room``, for coordinate descent: how large each of the blocks may get that may be any power of two."""
+    configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without, and for
+    sizes with which not all of ``below`` are WITHIN_32_BITS. ``room``, for coordinate descent: how large each block may
+    get that may be any power of two."""
 
     name: str
     source: str
@@ -87,6 +88,7 @@ class TritonKernel:
     early: bool = False
     other: "TritonKernel | None" = None
     plain: str = ""
+    below: tuple[Index, ...] = ()
     room: tuple[tuple[str, int], ...] | None = None
 
     @property

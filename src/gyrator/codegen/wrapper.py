@@ -35,7 +35,7 @@ from gyrator.ir.expr import Checked, Value
 from gyrator.ir.index import UNBOUNDED, ZERO, Atom, Index, Size, const, exact_quotient, is_nonnegative, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, View, output_values, views
 from gyrator.ir.tree import Contract, Kernel, Store, walk_exprs, walk_stages
-from gyrator.ir.volume import count_of
+from gyrator.ir.volume import WITHIN_32_BITS, count_of
 from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
@@ -171,9 +171,9 @@ class _Wrapper:
     def kernel(self, kernel: Kernel) -> list[str]:
         name, built = self.kernel_name(kernel.name), self.kernels[kernel.name]
         if isinstance(built, TritonKernel):
-            updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
-            more = f", {updated}" if updated else ""
-            return [f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})']
+            changed = updated_text(kernel, built) if len(built.variants) > 1 else []
+            given = [programs_text(built), *changed, *fits_text(built)]
+            return [f'{name} = runtime.gpu_kernel("{built.name}", {", ".join(given)})']
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {len((*kernel.params, *kernel.sizes))}'
         if not built.sites:
             return [f"{head})"]
@@ -480,7 +480,7 @@ def kernel_scripts(plan: Plan, kernels: Kernels) -> Iterator[tuple[str, str]]:
         built, launch = kernels[kernel.name], first[kernel.name]
         if isinstance(built, TritonKernel):
             name, device = built.name, torch.device("cuda")
-            load = f'gpu_kernel("{name}", {programs_text(built)})'
+            load = f'gpu_kernel("{name}", {", ".join([programs_text(built), *fits_text(built)])})'
             spaces = [p for p in built.params if isinstance(p, Workspace)]
         else:
             name, device = built.symbol, torch.device("cpu")
@@ -595,12 +595,18 @@ def _function_of(kernel: TritonKernel, blocks: Iterable[str], body: str) -> str:
     return f"lambda {', '.join(names)}: {body}" if names else f"lambda: {body}"
 
 
-def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
+def fits_text(kernel: TritonKernel) -> list[str]:
+    """Whether 32 bits are enough: ``fits=lambda s0, s1: s0*s1 < 2147418112``; nothing where that is known."""
+    small = " and ".join(f"{bound} < {WITHIN_32_BITS}" for bound in kernel.below)
+    return [f"fits={_function_of(kernel, (), small)}"] if small else []
+
+
+def updated_text(tree: Kernel, kernel: TritonKernel) -> list[str]:
     """The bytes of each argument that a launch changes from what it finds there, so that running it again
-    would change it again: ``{2: lambda s0: 4 * s0}``; empty if there are none."""
+    would change it again: ``{2: lambda s0: 4 * s0}``; nothing if there are none."""
     changing = {p.value.name for p in tree.params if (p.read and p.written) or p.alias is not None}
     changing |= {s.value.name for s in walk_stages(tree.body) if isinstance(s, Store) and s.combine != "set"}
     pointers = [at for at, param in enumerate(kernel.params) if isinstance(param, Pointer)]
     values = {at: param.value for at, param in zip(pointers, tree.params, strict=True) if param.value.name in changing}
     entries = [f"{at}: {_function_of(kernel, (), str(value.nbytes))}" for at, value in values.items()]
-    return f"{{{', '.join(entries)}}}" if entries else ""
+    return [f"{{{', '.join(entries)}}}"] if entries else []

@@ -180,14 +180,16 @@ class Tiling:
     """How a kernel runs on a GPU: which loops run in blocks, and candidates for the block sizes, the best guess first.
 
     ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
-    within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
-    kernel and ``hint`` is about how many elements it handles. ``other`` is another way to compute the same: rows in
-    blocks where whole ones are not surely faster, a text for all GPUs where there is one for this."""
+    within a program. ``wide``: positions may pass 2³¹ and need 64 bits; else they do where ``below``, which depends on
+    sizes, does. ``category`` names the kind of kernel and ``hint`` is about how many elements it handles. ``other`` is
+    another way to compute the same: rows in blocks where whole ones are not surely faster, a text for all GPUs where
+    there is one for this."""
 
     tiles: tuple[Tile, ...]
     configs: tuple[Config, ...]
     category: str
     wide: bool = False
+    below: tuple[Index, ...] = ()
     hint: int = 0
     other: Tiling | None = None
 

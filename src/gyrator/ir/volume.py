@@ -5,11 +5,13 @@ from functools import lru_cache
 from math import prod
 
 from gyrator.ir.expr import Checked, Expr, Op, Random, Value
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Max, Min, Mod, Size, evaluate, upper
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Max, Min, Mod, Size, evaluate, is_nonnegative, upper
 from gyrator.ir.ops import OPS
 
 UNKNOWN_SIZE = 64
 """What a size without a hint counts as."""
+WITHIN_32_BITS = (1 << 31) - (1 << 16)
+"""Up to here 32 bits also hold the places in lanes of a last block that lie past the end."""
 
 
 def cost_of(node: Expr) -> int:
@@ -41,8 +43,8 @@ def _about(extent: Index, unknown: int) -> int:
 
 
 def rounded_hint(hint: int) -> int:
-    """The power of two that a size counts as in cost models; 64 at least: what changes will hardly stay smaller."""
-    return max(1 << max(hint - 1, 0).bit_length(), UNKNOWN_SIZE)
+    """The power of two that a size counts as in cost models; 8 at least: what changes will hardly stay smaller."""
+    return 1 << max(hint - 1, 7).bit_length()
 
 
 def at_most(index: Index) -> int | None:
@@ -53,12 +55,20 @@ def at_most(index: Index) -> int | None:
 
 def fits_32_bits(index: Index) -> bool:
     """Whether an index provably stays within 32 bits, and so does what it is computed from."""
-    most, least = at_most(index), at_most(-index)
-    if most is None or least is None or max(most, least - 1) >= 1 << 31:
-        return False
+    return bounds_in_sizes(index) == frozenset()
+
+
+def bounds_in_sizes(index: Index) -> frozenset[Index] | None:
+    """Bounds that depend on sizes: where these are WITHIN_32_BITS, so is an index, and what it is computed from.
+    ``s*i + j`` for i < s, j < s: ``s*s - 1``. None if it may be larger anyway."""
+    ends = [upper(index), upper(-index)]
+    if any(end is None or (end.value or 0) >= WITHIN_32_BITS for end in ends):
+        return None
     divisions = [(a.num, a.den) for a in index.atoms() if isinstance(a, FloorDiv | Mod)]
     extremes = [(a.a, a.b) for a in index.atoms() if isinstance(a, Min | Max)]
-    return all(fits_32_bits(i) for both in divisions + extremes for i in both)
+    parts = [bounds_in_sizes(i) for both in divisions + extremes for i in both]
+    own = frozenset(end for end in ends if end is not None and not is_nonnegative(-end) and end.value is None)
+    return None if None in parts else own.union(*(part for part in parts if part is not None))
 
 
 def bytes_of(value: Value) -> int:

@@ -93,13 +93,16 @@ class GpuKernels:
         except (OSError, ValueError) as error:
             raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
 
-    def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
+    def kernel(
+        self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None, fits: Sized | None = None
+    ) -> Launch:
         """The launch function of a kernel.
 
         Args:
             programs: how many programs run, of the kernel's sizes and the blocks of a config by name.
             updated: for each argument whose memory a launch changes from what it finds there, its bytes, of
                 the kernel's sizes.
+            fits: whether positions fit in 32 bits, of the kernel's sizes; None: always, or they have 64.
 
         Raises: CacheCorrupt if the folder does not have the kernel."""
         if name not in self._described:
@@ -112,7 +115,8 @@ class GpuKernels:
             current[0](stream, *args)
 
         current.append(first)
-        return guarded(current, about["checked"], about["sizes"], partial(self._unaligned, about, programs))
+        small = None if fits is None else _of_sizes(fits, about["sizes"])
+        return guarded(current, about["checked"], about["sizes"], partial(self._unaligned, about, programs), small)
 
     def _chosen(
         self, about: Mapping[str, Any], programs: Sized, updated: Mapping[int, Sized], stream: int, args: Sequence[int]
@@ -194,7 +198,7 @@ class GpuKernels:
     def _unaligned(self, about: Mapping[str, Any], programs: Sized, known: Sequence[tuple[int, int]]) -> Launch:
         """The launch for arguments of which only these divisors are ``known``."""
         if self.rebuild is None:
-            raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
+            raise LaunchFailed(about["name"], "an argument is not aligned, or too large, and there is no builder")
         request = {**about["unaligned"], "divisors": sorted([*about["unaligned"]["divisors"], *map(list, known)])}
         built = self.rebuild(request)
         if isinstance(built, str):
@@ -224,7 +228,12 @@ class GpuKernels:
 
 
 def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:
-    return (lambda *args: programs(*[args[at] for at in sizes], **blocks)) if sizes else programs(**blocks)
+    return _of_sizes(partial(programs, **blocks), sizes) if sizes else programs(**blocks)
+
+
+def _of_sizes(number: Sized, sizes: Sequence[int]) -> Callable[..., int]:
+    """A function of all arguments of a kernel."""
+    return lambda *args: number(*[args[at] for at in sizes])
 
 
 def _with_scratch(launch: Launch, programs: Programs, each: int, stream: int, *args: int) -> None:

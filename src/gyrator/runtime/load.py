@@ -135,9 +135,11 @@ class Runtime:
         launch = bind(address, count, partial(raise_index_error, moved))
         return self._watched(symbol, partial(_in_range, symbol, launch) if self.named else launch)
 
-    def gpu_kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Callable[..., Any]:
+    def gpu_kernel(
+        self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None, fits: Sized | None = None
+    ) -> Callable[..., Any]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
-        launch = (self.gpu or GpuKernels(self.folder, moved=self.moved)).kernel(name, programs, updated)
+        launch = (self.gpu or GpuKernels(self.folder, moved=self.moved)).kernel(name, programs, updated, fits)
         return self._watched(name, partial(_in_range, name, launch) if self.named else launch, gpu=True)
 
     def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:

@@ -113,12 +113,16 @@ def bind(
 
 
 def guarded(
-    current: list[Launch], checked: Divisors, sizes: Sequence[int], otherwise: Callable[[Divisors], Launch]
+    current: list[Launch],
+    checked: Divisors,
+    sizes: Sequence[int],
+    otherwise: Callable[[Divisors], Launch],
+    fits: Callable[..., int] | None = None,
 ) -> Launch:
     """A function that calls the one launch in `current`, which may be exchanged.
 
-    Its kernel relies on what is `checked`. Where that does not hold, one that `otherwise` makes at the first need runs:
-    it relies on what does divide `sizes`, and on the others if all are multiples of 16."""
+    Its kernel relies on what is `checked`, and on arguments that it `fits`. Where these do not hold, `otherwise` makes
+    one at the first need that relies on what does divide `sizes`, and on the others if all are multiples of 16."""
     places, unaligned = tuple([(at, ALIGNMENT // by) for at, by in checked]), cache(otherwise)
 
     def known(args: Sequence[int]) -> Divisors:
@@ -130,9 +134,9 @@ def guarded(
         bits = 0
         for at, times in places:
             bits |= args[at] * times
-        if bits & (ALIGNMENT - 1):
+        if bits & (ALIGNMENT - 1) or (fits and not fits(*args)):
             unaligned(known(args))(stream, *args)
         else:
             current[0](stream, *args)
 
-    return launch if places else lambda stream, *args: current[0](stream, *args)
+    return launch if places or fits else lambda stream, *args: current[0](stream, *args)

@@ -195,5 +195,5 @@ def _tiling(stage: Attend, every: Sequence[Config]) -> Tiling | None:
     texts = [tuple(c for c in every if bool(c.registers) is roles) for roles in (False, True)]
     tiling: Tiling | None = None
     for configs in filter(None, texts):
-        tiling = Tiling(tiles, configs, "template", wide, iterations((*outer, row)), tiling)
+        tiling = Tiling(tiles, configs, "template", wide, (), iterations((*outer, row)), tiling)
     return tiling

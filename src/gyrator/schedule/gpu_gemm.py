@@ -12,7 +12,7 @@ from gyrator.ir.program import Extern, Program, View, defines, shown_values
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
 from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_tiling import is_wide
+from gyrator.schedule.gpu_tiling import in_32_bits
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product, Templated, product_of
 from gyrator.torch_compat import float32_matmul_precision
@@ -178,4 +178,4 @@ def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]
     """The kernel with its tiling: a program computes a tile of rows and columns."""
     tiles = (Tile(contract.row, "BLOCK_M"), Tile(contract.column, "BLOCK_N"))
     hint = iterations((*contract.batch, contract.row, contract.column))
-    return replace(kernel, tiling=Tiling(tiles, configs, "template", is_wide(kernel), hint))
+    return replace(kernel, tiling=in_32_bits(Tiling(tiles, configs, "template", hint=hint), kernel))

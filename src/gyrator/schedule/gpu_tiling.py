@@ -8,9 +8,9 @@ from math import prod
 
 from gyrator.ir import tree
 from gyrator.ir.expr import Op, Value
-from gyrator.ir.index import ONE, Axis, Index, upper
+from gyrator.ir.index import ONE, Axis, FloorDiv, Index, is_nonnegative, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
-from gyrator.ir.volume import at_most, bytes_of, fits_32_bits, iterations, volume
+from gyrator.ir.volume import WITHIN_32_BITS, at_most, bounds_in_sizes, bytes_of, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.group import Axes
 from gyrator.schedule.layout import contiguous, steps_along
@@ -75,7 +75,8 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
         tiling = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
     else:
         tiling = _point_tiles(walk, points, gpu)
-    tiling = replace(tiling, configs=tuple(dict.fromkeys(tiling.configs)), wide=is_wide(kernel), hint=hint)
+    tiling = in_32_bits(tiling, kernel)
+    tiling = replace(tiling, configs=tuple(dict.fromkeys(tiling.configs)), hint=hint)
     if kernel.scratch:
         tiling = replace(tiling, configs=_staged(tiling.configs, kernel, gpu))
     elif tiling.category == "persistent":
@@ -366,6 +367,14 @@ def power(n: int | None) -> int:
     return 1 << max((n or 1) - 1, 0).bit_length()
 
 
-def is_wide(kernel: Kernel) -> bool:
-    """Whether a position may need 64 bits."""
-    return not all(fits_32_bits(i) for i in tree.indices_in(kernel.body))
+def in_32_bits(tiling: Tiling, kernel: Kernel) -> Tiling:
+    """``tiling`` with what positions need: 32 bits, 64, or 32 while bounds that sizes decide are small, as by hints."""
+    found = [bounds_in_sizes(i) for i in tree.indices_in(kernel.body)]
+    every = {bound for bounds in found if bounds is not None for bound in bounds}
+    divided = any(isinstance(a, FloorDiv) and not is_nonnegative(a.den - 1) for bound in every for a in bound.atoms())
+    if None in found or divided or any(volume((bound,)) >= WITHIN_32_BITS for bound in every):
+        return replace(tiling, wide=True)
+    largest = list[Index]()
+    for bound in sorted(every, key=lambda bound: (-volume((bound,)), str(bound))):
+        largest += [] if any(is_nonnegative(other - bound) for other in largest) else [bound]
+    return replace(tiling, below=tuple(largest))

@@ -85,7 +85,7 @@ def test_memory_that_a_second_launch_would_change_again_is_named() -> None:
         params = (Param(x, True, False), Param(y, False, True, alias))
         return Kernel("k", params, (), (), (Loop(i, LoopKind.PARALLEL, (store,)),))
 
-    assert updated_text(tree("set"), kernel()) == ""
+    assert updated_text(tree("set"), kernel()) == []
     for changing in (tree("add"), tree("set", alias="x")):
-        text = updated_text(changing, kernel())
+        (text,) = updated_text(changing, kernel())
         assert eval(text)[1]() == 80 and list(eval(text)) == [1]

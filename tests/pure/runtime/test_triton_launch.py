@@ -145,6 +145,20 @@ def test_arguments_that_are_not_divisible_take_a_kernel_that_relies_on_what_does
     assert calls == ["first", "build", at_8, at_8, "build", addresses_not, "build", sizes_not]
 
 
+def test_arguments_that_do_not_fit_take_another_kernel() -> None:
+    calls: list[object] = []
+    launch = guarded(
+        [lambda stream, *args: calls.append("first")],
+        [(0, 16)],
+        (1, 2),
+        lambda known: lambda stream, *args: calls.append(known),
+        lambda at, rows, columns: rows * columns < 100,
+    )
+    for arguments in ((32, 5, 19), (32, 5, 20), (33, 5, 20)):
+        launch(0, *arguments)
+    assert calls == ["first", ((0, 16),), ()]
+
+
 def test_a_launch_may_be_exchanged_for_another() -> None:
     calls: list[str] = []
     current: list[Launch] = [lambda stream, *args: calls.append("first")]

@@ -8,6 +8,7 @@ from gyrator.ir.check import PREDICATED, check_program
 from gyrator.ir.expr import Checked, Expr, Load
 from gyrator.ir.index import Index, IndexLike, Indirect, Size, as_index
 from gyrator.ir.program import Input, Nest, Pointwise, Program
+from gyrator.ir.volume import WITHIN_32_BITS
 from gyrator.schedule.narrow import narrow_places
 from tests.pure.ir.examples import axis, cast, const, load, op, value, whole
 
@@ -55,6 +56,6 @@ def test_integers_of_64_bits_and_what_is_computed_of_them_stay() -> None:
 
 def test_a_size_that_may_need_64_bits_keeps_them() -> None:
     arg = cast(load(FLOATS, HERE), torch.int64)
-    assert place(arg, (1 << 31) - 1).startswith("i64(")
-    assert place(arg, 1 << 31).startswith("checked(i64(")
+    assert place(arg, WITHIN_32_BITS - 1).startswith("i64(")
+    assert place(arg, WITHIN_32_BITS).startswith("checked(i64(")
     assert place(arg, N.index()).startswith("checked(i64(")
