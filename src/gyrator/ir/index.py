@@ -358,7 +358,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     quotient, rest = _long_division(num, den)
     if rest is ZERO or (is_nonnegative(rest) and is_nonnegative(den - rest - 1)):
         return quotient, rest
-    if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
+    if rest.value == -1 or (is_nonnegative(-rest - 1) and is_nonnegative(den + rest)):  # -den ≤ rest < 0
         return quotient - 1, rest + den
     if (split := _split_by_factor(rest, den)) is not None:
         return quotient + split[0], split[1]
