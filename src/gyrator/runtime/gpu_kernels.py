@@ -232,8 +232,9 @@ def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) 
 
 
 def _of_sizes(number: Sized, sizes: Sequence[int]) -> Callable[..., int]:
-    """A function of all arguments of a kernel."""
-    return lambda *args: number(*[args[at] for at in sizes])
+    """A function of all arguments of a kernel, of which sizes follow each other."""
+    first, end = sizes[0], sizes[-1] + 1
+    return lambda *args: number(*args[first:end])
 
 
 def _with_scratch(launch: Launch, programs: Programs, each: int, stream: int, *args: int) -> None:
