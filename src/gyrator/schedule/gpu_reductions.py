@@ -27,6 +27,8 @@ MIN_ROW, MIN_ROWS = 1 << 11, 64
 """Elements of a part of a row (there are four at least), and rows of a block of columns, that are worth a program."""
 ALIGNED = 16
 """A part of a row, but for the last, has a multiple of so many elements: loads may then be wide."""
+MANY_PARTS = 1 << 14
+"""Parts of narrow columns, of each row that a block of threads has at once, that are combined in parts, too."""
 MIN_RUN = 128
 """Elements that a program reads in one piece at least."""
 MIN_ROWS_MIXED, MOST_AT_ONCE, BYTES_AT_ONCE = 16, 16, 1 << 14
@@ -48,9 +50,9 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     of_rows = {v for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Reduce) for v in defines(n)}
     by_rows, again = _read_by_rows(program), _read_again(program, of_rows)
 
-    def cut(nest: Nest) -> Cut | None:
+    def cut(nest: Nest, least: int = 0) -> Cut | None:
         root = nest.root
-        if not isinstance(root, Reduce) or not nest.on_gpu or root.partial:
+        if not isinstance(root, Reduce) or not nest.on_gpu or root.partial or iterations(root.reduced) < least:
             return None
         read = {load.value for load in loads(root.body)}
         if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
@@ -59,7 +61,8 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
         return _cut(nest, root, gpu, max((by_rows.get(v, 0) for v in read if volume(v.shape) >= whole), default=0))
 
     in_rows = map_nests(program, lambda nest: split(nest, _rows(nest, of_rows)))
-    return map_nests(in_rows, lambda nest: split(nest, cut(nest)))
+    parted = map_nests(in_rows, lambda nest: split(nest, cut(nest)))
+    return map_nests(parted, lambda nest: split(nest, cut(nest, MANY_PARTS)))
 
 
 def _rows(nest: Nest, of_rows: Set[Value]) -> Cut | None:

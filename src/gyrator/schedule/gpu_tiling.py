@@ -181,9 +181,11 @@ def _tiling_of(sides: Axes, shapes: list[tuple[tuple[int, ...], int, int]], whol
     """Tiles along sides of the grid and rows, for (blocks of these sides, block of a row that is not whole, warps)."""
     names = ("YBLOCK", "XBLOCK")[2 - len(sides) :]
     blocks = {axis: f"R{n}BLOCK" if len(whole) > 1 else "RBLOCK" for n, axis in enumerate(whole)}
-    lengths = {axis: power(at_most(axis.extent)) if w else 0 for axis, w in whole.items()}
+    longest = max((power(at_most(axis.extent)) for axis, w in whole.items() if w), default=0)
     configs = [
-        Config((*zip(names, side, strict=True), *((blocks[a], n or block) for a, n in lengths.items())), warps)
+        Config(
+            (*zip(names, side, strict=True), *((b, max(longest * whole[a], block)) for a, b in blocks.items())), warps
+        )
         for side, block, warps in shapes
     ]
     tiles = (*map(Tile, sides, names), *(Tile(a, blocks[a], w) for a, w in whole.items()))

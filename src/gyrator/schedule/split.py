@@ -116,7 +116,8 @@ def column_place(nest: Nest, root: Reduce) -> Index | None:
     """Where the largest load reads if that is contiguous along a kept axis: columns are reduced; else None."""
     positions = [load.value.position(load.index) for load in loads(root.body)]
     largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
-    return largest if any(largest.coefficient(axis) is ONE for axis in nest.axes) else None
+    moves = any(axis in root.reduced for axis in largest.axes())  # else what is reduced is computed, not read
+    return largest if moves and any(largest.coefficient(axis) is ONE for axis in nest.axes) else None
 
 
 def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
@@ -166,7 +167,8 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
     dtypes = REDUCTIONS[root.kind].dtypes(body[0].dtype)
     whole, *_ = defines(nest)
-    stem = "row" if cut.step is ONE else "part"  # sums of rows may be split again
+    stem = "row" if cut.step is ONE else "part"  # sums of rows may be split again, and those of parts
+    stem += "s" * any(load.value.name == f"{whole.name}_part" for load in loads(root.body))
     partial = tuple(whole.derived(f"{stem}{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
     first = replace(nest, out=partial, axes=axes, root=Reduce(root.kind, reduced, body, True))
     rows = axes_of("r", tuple(counts))
