@@ -15,8 +15,8 @@ from gyrator.autotune.parts import Builder
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
 from gyrator.ir.tree import Config
+from gyrator.ir.typed import COMPUTED, FLOAT8
 from gyrator.lowering.graph import lower
-from gyrator.lowering.typed import COMPUTED, FLOAT8
 from gyrator.runtime.targets import Targets
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule

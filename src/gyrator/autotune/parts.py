@@ -12,8 +12,8 @@ from gyrator.codegen.wrapper import print_wrapper
 from gyrator.ir.program import Program
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
+from gyrator.ir.typed import COMPUTED, FLOAT8
 from gyrator.lowering.graph import lower
-from gyrator.lowering.typed import COMPUTED, FLOAT8
 from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.targets import Targets, start_kernels

@@ -11,12 +11,13 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from gyrator.ir.coords import Coords, axes_of, coords_of
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering.refs import TWO, Coords, TensorRef, axes_of, coords_of, reals, view_coords, whole
-from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
+from gyrator.ir.typed import COMPUTED, cast, compute_dtype
+from gyrator.lowering.refs import TWO, Operand, TensorRef, element, reals, view_coords, whole
 from gyrator.origin import Origin
 
 Lowering = Callable[..., Any]

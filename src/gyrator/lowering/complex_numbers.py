@@ -12,12 +12,13 @@ from torch._ops import OpOverload
 
 from gyrator.autograd import ops
 from gyrator.autograd.builder import flatten, mapped
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE
+from gyrator.ir.typed import compute_dtype, constant, op
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
-from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
-from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op, promoting_like
+from gyrator.lowering.refs import TWO, Operand, TensorRef, element, promoting_like, reals, view_coords, whole
 from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims

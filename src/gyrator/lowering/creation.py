@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, IndexValue, Random
 from gyrator.ir.index import Index, IndexLike, as_index, linear
+from gyrator.ir.typed import cast, constant, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
-from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, constant, element, number, op
+from gyrator.lowering.refs import Operand, TensorRef, element
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

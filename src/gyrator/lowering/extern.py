@@ -21,10 +21,10 @@ from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
 from gyrator.ir.program import Arg, Extern, Item, Program, View
+from gyrator.ir.typed import number
+from gyrator.ir.typed import op as operation
 from gyrator.lowering.builder import Builder, Family, Meta, rows, same_strides
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.typed import number
-from gyrator.lowering.typed import op as operation
 from gyrator.origin import in_context, origin_of
 from gyrator.torch_compat import is_size
 

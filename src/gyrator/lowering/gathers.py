@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect
+from gyrator.ir.typed import cast, like, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, rows
-from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, element, like, number, op, promoting_like
+from gyrator.lowering.refs import Operand, TensorRef, element, promoting_like
 from gyrator.lowering.views import dimension
 
 Indices = Sequence[TensorRef | None]

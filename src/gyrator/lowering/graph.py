@@ -18,12 +18,12 @@ from gyrator.ir.expr import Expr, Scalar, Value
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
+from gyrator.ir.typed import COMPUTED, holds, number, op
 from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
 from gyrator.lowering.builder import Builder, Family, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
-from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.typed import COMPUTED, holds, number, op, promoting_like
+from gyrator.lowering.refs import TensorRef, promoting_like, whole
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 

@@ -6,21 +6,17 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
+from gyrator.ir.coords import Coords
+from gyrator.ir.expr import Const, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, contiguous_strides
 from gyrator.ir.program import Nest
+from gyrator.ir.typed import between, both, cast, masked, number, op, within
 from gyrator.lowering.builder import Builder, Family, Meta, rows
-from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
+from gyrator.lowering.refs import Operand, TensorRef, element
 from gyrator.lowering.views import dimension, expanded, reshape
 
 MANY, MANY_ON_GPU = 8, 32
 """With more inputs, cat stays a call: each would be a branch in the body, or a load that most threads skip."""
-
-
-def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
-    """``body`` where all conditions hold, else the literal ``other``; just ``body`` if there are none."""
-    return Masked(both(conditions), body, constant(other, body.dtype)) if conditions else body
 
 
 def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:

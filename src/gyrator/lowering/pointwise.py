@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Const, Expr, Scalar
+from gyrator.ir.typed import HALF, cast, compute_dtype, like, op
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
-from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, promoting_like
+from gyrator.lowering.refs import Operand, TensorRef, element, promoting_like
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -17,15 +17,16 @@ from typing import Any, TypeAlias
 from torch._ops import OpOverload
 
 from gyrator.autograd.channels_last import LARGEST_FILTER, MOST_FILTERS
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
+from gyrator.ir.typed import between, both, cast, compute_dtype, like, masked, number, op, within
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows
-from gyrator.lowering.joins import joined, masked
+from gyrator.lowering.joins import joined
 from gyrator.lowering.reductions import reduction, summed
-from gyrator.lowering.refs import Coords, TensorRef, view_coords, whole
+from gyrator.lowering.refs import TensorRef, view_coords, whole
 from gyrator.lowering.scatters import scatter_along
-from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 from gyrator.lowering.views import reshape
 
 Sizes = Sequence[int] | int

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.coords import Coords, axes_of, coords_of
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Index, is_nonnegative, linear, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Nest, Reduce, Scan
+from gyrator.ir.typed import cast, compute_dtype, like, op
 from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
-from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, cast, compute_dtype, like, op
+from gyrator.lowering.refs import Operand, TensorRef, whole
 from gyrator.lowering.views import dimension, narrowed
 
 MOST_SORTED = 512

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, substitute
-
-Coords = tuple[Index, ...]
+from gyrator.ir.coords import Coords, axes_of, coords_of
+from gyrator.ir.expr import Expr, Load, Op, Scalar, Value
+from gyrator.ir.index import ONE, Atom, Axis, Index, const, substitute
+from gyrator.ir.typed import cast, number
 
 TWO = const(2)
 
@@ -63,6 +63,10 @@ class TensorRef:
         return Op("bitcast", (loaded,), self.dtype) if rounded or self.dtype != self.value.dtype else loaded
 
 
+Operand = TensorRef | Expr | Index | Scalar
+"""What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
+
+
 def whole(value: Value, dtype: torch.dtype | None = None) -> TensorRef:
     """The view of all of ``value``; with a complex ``dtype``, of the numbers whose pairs of reals it holds."""
     if dtype is None or not dtype.is_complex:
@@ -94,13 +98,15 @@ def view_coords(shape: tuple[Index, ...]) -> Coords:
     return coords_of(axes_of("d", shape))
 
 
-@lru_cache(maxsize=1024)
-def axes_of(prefix: str, shape: tuple[Index, ...]) -> tuple[Axis, ...]:
-    """One axis per dimension: ``i0 < shape[0]``, ``i1 < shape[1]``, … for the prefix ``i``."""
-    return tuple([Axis(f"{prefix}{k}", extent) for k, extent in enumerate(shape)])
+def promoting_like(operand: Operand | complex) -> torch.Tensor | Scalar | complex:
+    """What torch promotes as it does the operand: a tensor with or without dimensions, or a number."""
+    if isinstance(operand, TensorRef):
+        return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")
+    if isinstance(operand, Expr):
+        return 0.0 if operand.dtype.is_floating_point else False if operand.dtype == torch.bool else 0
+    return 0 if isinstance(operand, Index) else operand
 
 
-@lru_cache(maxsize=1024)
-def coords_of(axes: tuple[Axis, ...]) -> Coords:
-    """The axes as indices; an axis of extent 1 is 0."""
-    return tuple([ZERO if a.extent is ONE else a.index() for a in axes])
+def element(operand: Operand, where: Coords, dtype: torch.dtype) -> Expr:
+    """The operand's element at ``where`` as ``dtype``."""
+    return cast(operand.load(where), dtype) if isinstance(operand, TensorRef) else number(operand, dtype)

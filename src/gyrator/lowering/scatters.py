@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.coords import Coords, axes_of, coords_of, nested_order
 from gyrator.ir.expr import Expr, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
 from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
+from gyrator.ir.typed import cast, compute_dtype, constant, like, op
 from gyrator.lowering import pointwise, views
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows, same_strides, strided
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
-from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, element, like, op
+from gyrator.lowering.refs import Operand, TensorRef, element, whole
 
 aten = torch.ops.aten
 
@@ -69,7 +70,7 @@ def _is_all(x: TensorRef, out: Meta) -> bool:
     window = strided(x)
     if window is None or x.dtype != x.value.dtype or product(x.shape) is not product(x.value.shape):
         return False
-    return same_strides(x.shape, window[0], out.strides) and views.nested_order(x.shape, window[0]) is not None
+    return same_strides(x.shape, window[0], out.strides) and nested_order(x.shape, window[0]) is not None
 
 
 def _extremes(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str) -> TensorRef:
@@ -190,7 +191,7 @@ def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
 def _into_view(view: Lowering, b: Builder, out: Meta, x: TensorRef, source: TensorRef, *args: Any) -> Any:
     """``x`` with the elements that a view of it shows replaced: select_scatter, slice_scatter, diagonal_scatter.
     Refused where elements of the result may lie upon each other: the operator says which is written last."""
-    if views.nested_order(out.shape, out.strides) is None:
+    if nested_order(out.shape, out.strides) is None:
         return NotImplemented
     shown = view(b, out.with_shape(source.shape), whole(Value("x", x.shape, x.dtype, out.strides)), *args)
     return scatter(b, out, x, Points(source.shape, shown.at), source)
@@ -202,7 +203,7 @@ def _as_strided_scatter(
 ) -> Any:  # fmt: skip
     """``x`` with a window on its memory replaced. Refuses views, gaps, and windows whose elements could overlap."""
     plain = x.is_whole() and same_strides(x.shape, x.value.strides, out.strides)
-    if not plain or views.nested_order(source.shape, [as_index(s) for s in stride]) is None:
+    if not plain or nested_order(source.shape, [as_index(s) for s in stride]) is None:
         return NotImplemented
     shown = views.LOWERINGS[aten.as_strided.default](b, out.with_shape(source.shape), x, size, stride, offset)
     return shown if shown is NotImplemented else scatter(b, out, x, Points(source.shape, shown.at), source)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, clamp, div_mod, dot, is_nonnegative, linear, product
+from gyrator.ir.coords import Coords, nested_order, split_position
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, clamp, dot, is_nonnegative, linear, product
 from gyrator.lowering.builder import Builder, Family, Meta, rows
-from gyrator.lowering.refs import Coords, TensorRef, view_coords
+from gyrator.lowering.refs import TensorRef, view_coords
 
 prims = torch.ops.prims
 
@@ -32,17 +33,6 @@ def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]
     for new_part, old_part in _groups(shape, old):
         coords += split_position(linear(at[new_part], shape[new_part]), old[old_part])
     return tuple([ZERO if extent is ONE else c for c, extent in zip(coords, old, strict=True)])
-
-
-def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
-    """The row-major coordinates of a linear position within ``extents``; it must lie in range."""
-    coords: list[Index] = []
-    for extent in reversed(extents[1:]):
-        position, inner = div_mod(position, extent)
-        coords.append(inner)
-    if extents:
-        coords.append(position)
-    return coords[::-1]
 
 
 def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[slice, slice]]:
@@ -154,22 +144,6 @@ def _as_strided(
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
     coords = dict(zip(order, split_position(position, [value.shape[k] for k in order]), strict=True))
     return TensorRef(value, out.shape, tuple([coords.get(k, ZERO) for k in range(len(value.shape))]), x.dtype)
-
-
-def nested_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions of more than one element, widest stride first, if each stride spans what is inner."""
-    order: list[int] = []
-    left = [k for k, extent in enumerate(shape) if extent is not ONE]
-    span = ONE
-    while left:
-        inner = [k for k in left if all(is_nonnegative(strides[j] - strides[k]) for j in left)]
-        if not inner or not is_nonnegative(strides[inner[-1]] - span):
-            return None
-        k = inner[-1]
-        span = span + (shape[k] - 1) * strides[k]
-        order.insert(0, k)
-        left.remove(k)
-    return order
 
 
 def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:

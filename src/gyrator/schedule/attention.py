@@ -20,8 +20,8 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
+from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import fits_32_bits, iterations
-from gyrator.lowering.typed import cast, op
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.kernel import Built
 from gyrator.schedule.masks import element_of

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from gyrator.ir import program as ir
+from gyrator.ir.coords import axes_of
 from gyrator.ir.expr import Const
 from gyrator.ir.index import ZERO
 from gyrator.ir.ops import identity
-from gyrator.lowering.refs import axes_of
 
 
 def remove_dead(program: ir.Program) -> ir.Program:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
 
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of, cost_of
-from gyrator.lowering.refs import Coords
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_reductions import shared_blocks

@@ -10,11 +10,11 @@ and a small kernel adds up the P partial rows. All is read once. If P does not d
 
 from dataclasses import replace
 
+from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
 from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
 from gyrator.ir.volume import iterations
-from gyrator.lowering.refs import Coords
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu import SHORT_ROW
 from gyrator.schedule.gpu_tiling import WARP, WHOLE_ROW

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from gyrator.ir.coords import coords_of
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
-from gyrator.lowering.refs import coords_of
 from gyrator.schedule.gpu import ROWS, SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power

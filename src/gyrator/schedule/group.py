@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gyrator.ir.coords import Coords, nested_order
 from gyrator.ir.expr import Load
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, linear, product, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations
-from gyrator.lowering.refs import Coords
-from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
 Axes = tuple[Axis, ...]

@@ -16,8 +16,8 @@ from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
+from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import cost_of, iterations, volume
-from gyrator.lowering.typed import cast, op
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu

@@ -7,7 +7,7 @@ from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
 from gyrator.ir.simplify import Rule
-from gyrator.lowering.typed import op, within
+from gyrator.ir.typed import op, within
 
 
 def predicate(program: Program, rule: Rule) -> Program:

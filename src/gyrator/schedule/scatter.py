@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gyrator.ir.coords import Coords, axes_of, coords_of
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, const, div_mod, is_nonnegative, linear, substitute
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
+from gyrator.ir.typed import between, both, cast, masked, number, op
 from gyrator.ir.volume import iterations, volume
-from gyrator.lowering.joins import masked
-from gyrator.lowering.refs import Coords, axes_of, coords_of
-from gyrator.lowering.typed import between, both, cast, number, op
 from gyrator.schedule.gpu_tiling import power
 
 LEAST_CROWD = 512

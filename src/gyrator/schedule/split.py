@@ -6,13 +6,13 @@ from math import gcd
 
 import torch
 
+from gyrator.ir.coords import axes_of, coords_of
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
+from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import iterations
-from gyrator.lowering.refs import axes_of, coords_of
-from gyrator.lowering.typed import cast, op
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import LANES, SIMPLE
 

@@ -9,7 +9,7 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import Axis, Index, const, contiguous_strides, maximum
 from gyrator.ir.program import Nest, Pointwise
 from gyrator.ir.simplify import simplifier
-from gyrator.lowering.typed import op
+from gyrator.ir.typed import op
 from gyrator.schedule.masks import FAR, band, element_of
 from gyrator.schedule.plan import full_view
 

@@ -2,19 +2,16 @@
 casts its arguments up, computes, and casts its result down, one rounding per ATen op as in eager's own kernels."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Op, Scalar
+from gyrator.ir.coords import Coords
+from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Op, Scalar
 from gyrator.ir.index import ZERO, Index, is_less, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
-from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.torch_compat import float8_saturates
-
-Operand = TensorRef | Expr | Index | Scalar
-"""What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 """What is of these types is moved and converted."""
@@ -28,15 +25,6 @@ COMPUTED = frozenset({
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that arithmetic for a result of ``dtype`` runs in: float32 for half precision."""
     return torch.float32 if dtype in HALF else dtype
-
-
-def promoting_like(operand: Operand | complex) -> torch.Tensor | Scalar | complex:
-    """What torch promotes as it does the operand: a tensor with or without dimensions, or a number."""
-    if isinstance(operand, TensorRef):
-        return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")
-    if isinstance(operand, Expr):
-        return 0.0 if operand.dtype.is_floating_point else False if operand.dtype == torch.bool else 0
-    return 0 if isinstance(operand, Index) else operand
 
 
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
@@ -74,11 +62,6 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
         value = float(torch.tensor(expr.value, dtype=expr.dtype)) if expr.dtype in HALF else expr.value
         return constant(value, dtype)
     return Op("cast", (expr,), dtype)
-
-
-def element(operand: Operand, where: Coords, dtype: torch.dtype) -> Expr:
-    """The operand's element at ``where`` as ``dtype``."""
-    return cast(operand.load(where), dtype) if isinstance(operand, TensorRef) else number(operand, dtype)
 
 
 def number(value: Expr | Index | Scalar, dtype: torch.dtype) -> Expr:
@@ -121,3 +104,8 @@ def between(index: Index, low: Index, high: Index) -> list[Expr]:
     if not is_less(index, high):
         conditions.append(op("lt", IndexValue(index), number(high, torch.int64)))
     return conditions
+
+
+def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
+    """``body`` where all conditions hold, else the literal ``other``; just ``body`` if there are none."""
+    return Masked(both(conditions), body, constant(other, body.dtype)) if conditions else body
