@@ -21,11 +21,11 @@ from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.codegen.triton_source import TritonKernel
 from gyrator.codegen.wrapper import programs_text
 from gyrator.config import Config
+from gyrator.ir.masks import FAR
 from gyrator.pipeline import Process, compile_graph
 from gyrator.report.describe import why_extern
 from gyrator.runtime.triton_build import request_for
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.masks import FAR
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count, Session
 from tests.acceptance import assert_matches

@@ -27,11 +27,10 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, Load, Op, Ref, Value, rewrite
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
+from gyrator.ir.masks import FAR, band, causal
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
-from gyrator.schedule.attention import causal
-from gyrator.schedule.masks import FAR, band
 from gyrator.schedule.products import ZEROED
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap

@@ -32,8 +32,8 @@ from gyrator.ir.expr import Const, Expr, Load, Ref, Scalar
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, as_index, product
 from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
+from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
-from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.layout import contiguous
 
 _RESERVED = (

@@ -15,10 +15,10 @@ from gyrator.codegen.triton_expr import Expressions, Term, function_lines, reads
 from gyrator.codegen.triton_source import GridAxis, Workspace
 from gyrator.ir.expr import Const, Ref
 from gyrator.ir.index import ONE, ZERO, as_index, product
+from gyrator.ir.masks import FAR, band
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend
-from gyrator.schedule.gpu_tiling import power
-from gyrator.schedule.masks import FAR, band
+from gyrator.ir.volume import power
 
 FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""

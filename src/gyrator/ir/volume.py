@@ -44,7 +44,12 @@ def _about(extent: Index, unknown: int) -> int:
 
 def rounded_hint(hint: int) -> int:
     """The power of two that a size counts as in cost models; 8 at least: what changes will hardly stay smaller."""
-    return 1 << max(hint - 1, 7).bit_length()
+    return max(power(hint), 8)
+
+
+def power(n: int | None) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max((n or 1) - 1, 0).bit_length()
 
 
 def at_most(index: Index) -> int | None:

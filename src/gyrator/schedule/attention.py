@@ -16,17 +16,19 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite, with_loads
-from gyrator.ir.index import ONE, ZERO, Axis, Index, as_index
+from gyrator.ir.index import ONE, ZERO, Axis, as_index
+from gyrator.ir.masks import causal
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
+from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import fits_32_bits, iterations
-from gyrator.schedule.canonical import named, stem_of
+from gyrator.schedule.canonical import named
 from gyrator.schedule.kernel import Built
-from gyrator.schedule.masks import element_of
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import FLOATS, Templated, Unit
+from gyrator.schedule.prologue import element_of
 
 _LIBRARY = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": ("forward", "query key value dropout causal"),
@@ -113,12 +115,6 @@ def _joined(view: View, group: int) -> View:
     (batch, heads, _, *wide), (step, of_head, _, *more) = view.shape, view.strides
     shape = (batch, heads // group, as_index(group), *wide)
     return replace(view, shape=shape, strides=(step, of_head * group, of_head, *more))
-
-
-def causal(places: Sequence[Index]) -> Expr:
-    """Whether a score is kept of which the column is not after the row."""
-    *_, row, column = places
-    return op("ge", IndexValue(row), IndexValue(column))
 
 
 def _shown(call: Extern) -> tuple[View | None, ...]:

@@ -12,7 +12,7 @@ import torch
 from gyrator.ir.expr import Expr, Load, Random, Value, reading, with_loads
 from gyrator.ir.index import ONE, Atom, Axis, Index, Size, substitute
 from gyrator.ir.program import Nest, Scatter, defines, expressions, loads
-from gyrator.ir.text import kernel_text
+from gyrator.ir.text import kernel_text, stem_of
 from gyrator.ir.tree import Kernel, indices_in
 from gyrator.schedule.group import Group, Member
 
@@ -51,12 +51,6 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     key, actual = (group.outer, group.spaces, group.serial, parts, kept), {n: v for v, n in names.items()}
     sizes = {size: seed.index[0] for seed, size in slots.items()} | places
     return Canonical(key, replace(group, members=tuple(members)), kept, actual, sizes)
-
-
-def stem_of(name: str) -> str:
-    """What a value holds, without the numbers that tell it from others: ``log2_default_10`` → ``log2_default``,
-    ``var_mean_10_welford`` → ``var_mean_welford``, ``arg3`` → ``arg``."""
-    return re.sub(r"_\d+(?=_|$)|(?<=^arg)\d+", "", name).strip("_") or "t"
 
 
 def _slots_of(group: Group) -> dict[Load, Size]:

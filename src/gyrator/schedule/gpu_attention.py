@@ -10,9 +10,8 @@ from gyrator.ir.index import ONE
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Config
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import power, volume
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_tiling import power
 from gyrator.schedule.prologue import DEAR
 from gyrator.torch_compat import float32_matmul_precision
 

@@ -14,10 +14,11 @@ from itertools import takewhile
 from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import output_values
+from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, loads_in, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
-from gyrator.schedule.canonical import named, stem_of
+from gyrator.schedule.canonical import named
 from gyrator.schedule.gpu import WINDOW
 from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan, Step, held, touched

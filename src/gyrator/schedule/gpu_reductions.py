@@ -11,10 +11,10 @@ from gyrator.ir.coords import coords_of
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses
-from gyrator.ir.volume import iterations, volume
+from gyrator.ir.volume import iterations, power, volume
 from gyrator.schedule.gpu import ROWS, SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
-from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
+from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
 from gyrator.schedule.layout import LARGE, across_rows, loop_order, member_accesses, transposes, unit_of
 from gyrator.schedule.loops import SIMPLE

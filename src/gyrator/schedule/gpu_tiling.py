@@ -10,7 +10,7 @@ from gyrator.ir import tree
 from gyrator.ir.expr import Op, Value
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, is_nonnegative, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
-from gyrator.ir.volume import WITHIN_32_BITS, at_most, bounds_in_sizes, bytes_of, iterations, volume
+from gyrator.ir.volume import WITHIN_32_BITS, at_most, bounds_in_sizes, bytes_of, iterations, power, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.group import Axes
 from gyrator.schedule.layout import contiguous, steps_along
@@ -362,11 +362,6 @@ def _scans(loops: tuple[Loop, ...]) -> bool:
 
 def _sorts(loops: tuple[Loop, ...]) -> bool:
     return any("sort" in carry.kind for loop in loops for carry in loop.carries)
-
-
-def power(n: int | None) -> int:
-    """The smallest power of two that is at least ``n``."""
-    return 1 << max((n or 1) - 1, 0).bit_length()
 
 
 def in_32_bits(tiling: Tiling, kernel: Kernel) -> Tiling:

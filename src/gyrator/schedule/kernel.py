@@ -15,11 +15,12 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substit
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
+from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
 from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.origin import merge
-from gyrator.schedule.canonical import named, stem_of
+from gyrator.schedule.canonical import named
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_reductions import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel

@@ -1,6 +1,7 @@
-"""What matrix products read, computed element by element where a template loads it, instead of stored before.
+"""What matrix products and attention read, computed where a template loads it, instead of stored before.
 
-    w[n, k] = cast(q[n, k]); y = mm(x, w')    →    y[m, n] = Σ_k x[m, k] · cast(q[n, k])
+    w[n, k] = cast(q[n, k]); y = mm(x, w')              →    y[m, n] = Σ_k x[m, k] · cast(q[n, k])
+    mask[b, 0, i, j] = j <= i & pad[b, j] != 0          →    keep(b, h, i, j) = j <= i & pad[b, j] != 0
 
 Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they cost five times the traffic."""
 
@@ -16,6 +17,7 @@ from gyrator.ir.simplify import Rule
 from gyrator.ir.typed import within
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Group
+from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Product, Unit, defines_of, uses_of
 
 FEW = 128
@@ -85,3 +87,25 @@ def coordinates(view: View, at: tuple[Index, ...]) -> tuple[Index, ...]:
     for k in sorted(steps, key=lambda k: -volume((value.strides[k],))):
         found[k], position = div_mod(position, value.strides[k])
     return tuple(found)
+
+
+def element_of(view: View, at: tuple[Index, ...], made: Mapping[Value | None, Nest], rule: Rule) -> Expr:
+    """The element of a view at its place in memory, or as a nest computes it."""
+    if (nest := _maker(view, made)) is None:
+        return Load(view.value, (dot(at, view.strides) + view.offset,))
+
+    def inner(e: Expr) -> Expr | None:
+        return element_of(full_view(e.value), e.index, made, rule) if isinstance(e, Load) else rule(e)
+
+    return nest.element(coordinates(view, at), inner)
+
+
+def _maker(view: View, made: Mapping[Value | None, Nest]) -> Nest | None:
+    """The nest that makes a view's value from less than an element for each row and column, or from what such make."""
+    nest = made.get(view.value)
+    if nest is None or not isinstance(nest.root, Pointwise) or not may_compute(view, nest):
+        return None
+    body, sides = nest.root.body, {axis for axis in nest.axes[-2:] if axis.extent is not ONE}
+    whole = [load.value for load in body.loads() if sides <= load.axes()]
+    plain = all(load.mask is None for load in body.loads())
+    return nest if is_cheap(nest) and plain and all(_maker(full_view(value), made) for value in whole) else None

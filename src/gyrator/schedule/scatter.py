@@ -12,8 +12,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, const, div_
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
 from gyrator.ir.typed import between, both, cast, masked, number, op
-from gyrator.ir.volume import iterations, volume
-from gyrator.schedule.gpu_tiling import power
+from gyrator.ir.volume import iterations, power, volume
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""

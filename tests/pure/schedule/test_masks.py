@@ -7,11 +7,12 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import Axis, Index, const, contiguous_strides, maximum
+from gyrator.ir.masks import FAR, band
 from gyrator.ir.program import Nest, Pointwise
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.typed import op
-from gyrator.schedule.masks import FAR, band, element_of
 from gyrator.schedule.plan import full_view
+from gyrator.schedule.prologue import element_of
 
 BATCH, ROW, COLUMN = Axis("batch", const(2)), Axis("row", const(40)), Axis("column", const(40))
 HERE, THERE = ROW.index(), COLUMN.index()
