@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import sha256
+from inspect import get_annotations
+from typing import Any
 
 import torch
 
@@ -57,6 +59,14 @@ class Value:
         return Value(f"{self.name}_{suffix}", shape, dtype, contiguous_strides(shape), self.device)
 
 
+_CHILDREN = {
+    "Expr": ("(self.{},)", "next(c)"), "tuple[Expr, ...]": ("self.{}", "tuple(c)"),
+    "Expr | None": ("(() if self.{0} is None else (self.{0},))", "next(c, None)"),
+}  # fmt: skip
+_INDICES = {"Index": ("(self.{},)", "next(i)"), "tuple[Index, ...]": ("self.{}", "tuple(i)")}
+"""By the type of a field of a node how its parts are read, and how they are taken from all of the node."""
+
+
 class Expr:
     """Abstract: a typed scalar expression over loop axes."""
 
@@ -66,6 +76,22 @@ class Expr:
     _loads: tuple[Load, ...] | None
     _text: str | None
 
+    def __init_subclass__(cls) -> None:
+        """Write ``children``, ``indices`` and ``rebuild`` by the types of the node's fields, as rewrites call little
+        else: in ``Load`` they are ``() if self.mask is None else (self.mask,)``, ``self.index``, and their inverse."""
+        kinds, scope = get_annotations(cls), dict[str, Any]()
+        children, indices = (
+            " + ".join(parts[kind][0].format(n) for n, kind in kinds.items() if kind in parts) or "()"
+            for parts in (_CHILDREN, _INDICES)
+        )
+        args = ", ".join((_CHILDREN | _INDICES).get(kind, ("", "self.{}"))[1].format(n) for n, kind in kinds.items())
+        taken = (
+            f"def rebuild(self, children, indices):\n c, i = iter(children), iter(indices)\n return type(self)({args})"
+        )
+        exec(f"def children(self): return {children}\ndef indices(self): return {indices}\n{taken}", scope)
+        for name in ("children", "indices", "rebuild"):
+            setattr(cls, name, scope[name])
+
     def __repr__(self) -> str:  # of a long text its digest: text repeats what expressions share
         if self._text is None:
             text = expr_text(self, _operand, str, False)
@@ -74,6 +100,7 @@ class Expr:
         return self._text
 
     def children(self) -> tuple[Expr, ...]:
+        """The expressions written directly in this node."""
         return ()
 
     def indices(self) -> tuple[Index, ...]:
@@ -150,12 +177,6 @@ class IndexValue(Expr):
     dtype = torch.int64
     index: Index
 
-    def indices(self) -> tuple[Index, ...]:
-        return (self.index,)
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return IndexValue(indices[0])
-
 
 @interned
 class Load(Expr):
@@ -171,15 +192,6 @@ class Load(Expr):
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self.value.dtype
 
-    def children(self) -> tuple[Expr, ...]:
-        return () if self.mask is None else (self.mask,)
-
-    def indices(self) -> tuple[Index, ...]:
-        return self.index
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return Load(self.value, indices, children[0] if children else None, self.other)
-
 
 @interned
 class Op(Expr):
@@ -188,12 +200,6 @@ class Op(Expr):
     name: str
     args: tuple[Expr, ...]
     dtype: torch.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return Op(self.name, children, self.dtype)
 
 
 @interned
@@ -209,12 +215,6 @@ class Masked(Expr):
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self.body.dtype
 
-    def children(self) -> tuple[Expr, ...]:
-        return self.mask, self.body
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return Masked(children[0], children[1], self.other)
-
 
 @interned
 class Checked(Expr):
@@ -229,15 +229,6 @@ class Checked(Expr):
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self.arg.dtype
 
-    def children(self) -> tuple[Expr, ...]:
-        return (self.arg,) if self.mask is None else (self.arg, self.mask)
-
-    def indices(self) -> tuple[Index, ...]:
-        return (self.size,)
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return Checked(children[0], indices[0], children[1] if len(children) > 1 else None)
-
 
 @interned
 class Random(Expr):
@@ -250,15 +241,6 @@ class Random(Expr):
     offset: Index
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.seed, *self.args)
-
-    def indices(self) -> tuple[Index, ...]:
-        return (self.offset,)
-
-    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        return Random(self.kind, children[0], indices[0], self.dtype, children[1:])
 
 
 @interned
