@@ -133,8 +133,8 @@ def _unfused(made: Scheduled, maker: Maker) -> Iterator[Unfused]:
             verdict = verdicts.get((id(first), id(reader), value))
             reason = _call_between(first, reader, ours, theirs) or (verdict.reason if verdict else "")
             reason = reason or "each was fused with others first, and together they may not run as one"
-            places = place_of(first.origins), place_of(reader.origins)
-            yield Unfused(_value_name(first), _value_name(reader), value.name, value_bytes(value), reason, *places)
+            about = reason, place_of(first.origins), place_of(reader.origins), bool(verdict and verdict.mismatch)
+            yield Unfused(_value_name(first), _value_name(reader), value.name, value_bytes(value), *about)
 
 
 def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit | None") -> str:

@@ -43,7 +43,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfused:
-    """A producer and a reader of its value that are no common kernel, and why."""
+    """A producer and a reader of its value that are no common kernel, and why; `mismatch`: by their indices."""
 
     producer: str
     reader: str
@@ -52,6 +52,7 @@ class Unfused:
     reason: str
     producer_place: str
     reader_place: str
+    mismatch: bool
 
 
 @dataclass(frozen=True, slots=True)

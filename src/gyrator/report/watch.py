@@ -185,7 +185,7 @@ def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
 
 def _mismatches(name: str, record: GraphRecord) -> Iterable[Row]:
     for pair in record.unfused:
-        if any(word in pair.reason for word in ("indices", "ranges", "whole elements")):
+        if pair.mismatch:
             yield {
                 "pre_grad_graph_id": name.partition("_")[0],
                 "post_grad_graph_id": name,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
 
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, Value
+from gyrator.ir.index import Coords
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of, cost_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
@@ -134,7 +134,7 @@ def _join(
     first: Group, second: Group, lefts: list[Coords], rights: list[Coords], shape: Coords, mixing: bool
 ) -> Group | Refused:
     """One group of both, in which an element of ``lefts`` is one of ``rights``; else why the last way is none."""
-    joined: Group | Refused = Refused("they do not read the shared value by whole elements")
+    joined: Group | Refused = Refused("they do not read the shared value by whole elements", True)
     for left, right in product(lefts, rights):
         ways = ((first, second, left, right), (second, first, right, left))  # rows and columns of a mix
         for way in ways if mixing else ways[:1]:

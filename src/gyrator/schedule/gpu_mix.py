@@ -10,9 +10,8 @@ and a small kernel adds up the P partial rows. All is read once. If P does not d
 
 from dataclasses import replace
 
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
-from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
+from gyrator.ir.index import Atom, Axis, Coords, Index, as_index, linear, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.schedule.align import digits_of, radix
@@ -36,7 +35,7 @@ def mix(rows: Group, columns: Group, left: Coords, right: Coords, shape: Coords)
     if not contiguous_axes(accesses(rows, frozenset())).isdisjoint(rows.outer):
         return Refused("a row would be read with a stride")
     if (aligned := _aligned(rows, columns, left, right, shape)) is None:
-        return Refused("they read the value at indices that do not match one to one")
+        return Refused("they read the value at indices that do not match one to one", mismatch=True)
     a, b = aligned
     serial, row = b.spaces[0], a.spaces[0]
     shared = [x for x in a.outer if x in b.outer]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.coords import Coords, nested_order
+from gyrator.ir.coords import nested_order
 from gyrator.ir.expr import Load
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, linear, product, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Coords, Index, linear, product, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
@@ -83,9 +83,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Two groups that stay apart, and why, in words for the user."""
+    """Two groups that stay apart, and why, in words for the user; ``mismatch``: their indices do not fit together."""
 
     reason: str
+    mismatch: bool = False
 
 
 def singleton(nest: Nest, position: int) -> Group:
@@ -143,13 +144,13 @@ def join(first: Group, second: Group, left: Coords, right: Coords, shape: Coords
     axes as a space of the other. Refuses where the two iterate over the value in ways that do not match, and a mix."""
     same = None if first.serial or second.serial else unify(left, right, shape)
     if same is None:
-        return Refused("they read the value at indices that do not match one to one")
+        return Refused("they read the value at indices that do not match one to one", mismatch=True)
     a, b = first.rewrite(same.left), second.rewrite(same.right)
     axes_a, axes_b = (set(group.outer).union(*group.spaces) for group in (a, b))
     rest_a, rest_b = [x for x in a.outer if x not in axes_b], [x for x in b.outer if x not in axes_a]
     if rest_a and rest_b:  # axes along which the shared value is broadcast: matched by their extents
         if (same := _unify_axes(rest_a, rest_b)) is None:
-            return Refused("they iterate over different ranges")
+            return Refused("they iterate over different ranges", mismatch=True)
         a, b = a.rewrite(same.left), b.rewrite(same.right)
     outer_a, outer_b = set(a.outer), set(b.outer)
     if outer_a < outer_b and b.pointwise:
