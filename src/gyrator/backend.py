@@ -31,7 +31,7 @@ from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.record import from_json
 from gyrator.autograd.shell import flattened, lifted, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
-from gyrator.errors import GyratorWarning, UnsupportedInput, UnsupportedOperator
+from gyrator.errors import GyratorError, GyratorWarning, UnsupportedInput, UnsupportedOperator
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord
@@ -42,11 +42,10 @@ from gyrator.session import Session
 
 UNTRACED = (
     "modified by an inplace operation", "derivative for ", "no autograd formula was registered",
-    "returned an invalid gradient", "input_is_complex == grad_is_complex", "of layout torch.", "result is quantised",
-    "it changes what memory a tensor owns", "it takes a ScriptObject", "operator trace_wrapped ",
+    "returned an invalid gradient", "input_is_complex == grad_is_complex",
 )  # fmt: skip
-"""Of what is said of programs that run as captured: what has no backward, which eager raises when that is asked for, or
-fakes have none, other memory for a tensor, results and objects without fakes, hooks that compiled autograd traces."""
+"""Of what torch says of programs without a backward, which eager raises when that is asked for, or whose fakes have
+none: they run as captured, as do those whose errors of ours are for eager."""
 
 MOST_WEIGHTS = 64
 """For how many sets of weights one captured graph is compiled with them as constants."""
@@ -66,7 +65,8 @@ def compile_program(
         compiled = partial(_compile, gm, inputs, config=config, process=process, masks=masks)
         traced, wrappers = compiled(example_inputs, name=name, for_loss=True)
     except (RuntimeError, UnsupportedInput, UnsupportedOperator) as error:
-        if not any(text in str(error) for text in UNTRACED):
+        for_eager = error.for_eager if isinstance(error, GyratorError) else any(t in str(error) for t in UNTRACED)
+        if not for_eager:
             raise
         warn(f"{name} runs uncompiled, as it or its backward cannot be traced: {error}", GyratorWarning, stacklevel=2)
         return gm.forward

@@ -15,14 +15,16 @@ class GyratorWarning(UserWarning):
 
 
 class GyratorError(Exception, ABC):
-    """Base of all errors: a message, the user's place, the node with its neighbours, and what to try."""
+    """Base of all errors: a message, the user's place, the node with its neighbours, and what to try. Programs of which
+    one says that they are ``for_eager`` run uncompiled."""
 
     def __init__(
-        self, message: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None
-    ) -> None:
+        self, message: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None,
+        for_eager: bool = False,
+    ) -> None:  # fmt: skip
         if type(self) is GyratorError:
             raise TypeError("GyratorError is abstract; raise one of its subclasses")
-        self.message, self.where, self.node, self.hint = message, where, node, hint
+        self.message, self.where, self.node, self.hint, self.for_eager = message, where, node, hint, for_eager
         parts = [message]
         if where is not None:
             parts.append(f"  at: {where}" + (f" ({where.op})" if where.op else ""))
@@ -54,17 +56,20 @@ class InvalidOption(GyratorError):
 class UnsupportedInput(GyratorError):
     """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
-    def __init__(self, what: str, *, hint: str | None = None) -> None:
+    def __init__(self, what: str, *, hint: str | None = None, for_eager: bool = False) -> None:
         default = 'run this part with torch.compiler.disable, or with torch.compile(backend="eager")'
-        super().__init__(f"{what} cannot be compiled", hint=hint or default)
+        super().__init__(f"{what} cannot be compiled", hint=hint or default, for_eager=for_eager)
 
 
 class UnsupportedOperator(GyratorError):
     """An operator that can neither be lowered nor called as it is (for example one without a fake kernel)."""
 
-    def __init__(self, op: str, reason: str, *, where: Origin | None = None, node: str | None = None) -> None:
+    def __init__(
+        self, op: str, reason: str, *, where: Origin | None = None, node: str | None = None, for_eager: bool = False
+    ) -> None:
         hint = "register a fake kernel with torch.library.register_fake, or exclude it with torch.compiler.disable"
-        super().__init__(f"operator {op} cannot be compiled: {reason}", where=where, node=node, hint=hint)
+        what = f"operator {op} cannot be compiled: {reason}"
+        super().__init__(what, where=where, node=node, hint=hint, for_eager=for_eager)
 
 
 class IndexOutOfRange(GyratorError, IndexError, RuntimeError):

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from gyrator.autograd.builder import mapped
 from gyrator.autograd.functionalize import Alias
 from gyrator.autograd.interface import Update
-from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.recorder import MOVES, Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import View
 from gyrator.errors import UnsupportedOperator
@@ -220,7 +220,7 @@ def describe_outputs(
     taken = {at[target]: source for target, (source, _) in recorder.moves.items() if target in at}
     for _, own in recorder.moves.values():  # written, and out of its input's reach; or a tensor of the program's own
         if own.input is not None and (own.input >= len(inputs) or (own.generation and own.input in taken)):
-            raise UnsupportedOperator(str(aten.set_.source_Tensor), "it changes what memory a tensor owns")
+            raise UnsupportedOperator(str(aten.set_.source_Tensor), MOVES, for_eager=True)
     bases = results.bases([*flat, *taken.values()])
     sources = tuple(results.source(value, bases) for value in flat)
     moves = tuple((k, results.source(value, bases)) for k, value in taken.items())

@@ -126,7 +126,7 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     """What distinguishes the metadata of two strided tensors, as a hashable value."""
     if value.layout is not torch.strided:
         hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
-        raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
+        raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint, for_eager=True)
     size, strides = tuple(map(expression, value.shape)), tuple(map(expression, value.stride()))
     return size, strides, value.dtype, value.device, expression(value.storage_offset()), value.is_conj(), value.is_neg()
 

@@ -147,4 +147,5 @@ def _check(example: Any) -> None:
     if type(example).__torch_dispatch__ != Tensor.__torch_dispatch__:
         raise of_subclass(example)
     if example.layout is not torch.strided or example.is_quantized:
-        raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))
+        kind = f"a tensor of layout {example.layout}" + ", quantised" * example.is_quantized
+        raise UnsupportedInput(kind, for_eager=True)

@@ -33,6 +33,7 @@ from gyrator.autograd.views import IDENTITY_VIEWS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
+MOVES = "it changes what memory a tensor owns"
 
 
 def _parts(tensors: Sequence[Any]) -> list[Any]:
@@ -167,7 +168,7 @@ class Recorder(TorchDispatchMode):
     def _take_memory(self, func: OpOverload, target: Tensor, source: Any = None, *_: Any) -> Tensor:
         """`target.set_(source)`, or `target.data = source`: a new name of it. Refused for another size or layout."""
         if not torch_compat.sets_data(func) or metadata_key(target) != metadata_key(source):
-            raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+            raise UnsupportedOperator(str(func), MOVES, for_eager=True)
         root = self.alias_of(target).root
         if self.alias_of(source).root is not root:  # a module's `to` may be without effect
             self.moves[id(target)] = source, self.moves.pop(id(target), (source, root))[1]  # the last, in its place
@@ -368,7 +369,8 @@ class Recorder(TorchDispatchMode):
             return self._writes(op, given, {}, None)
         calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
         if calls is None:
-            raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
+            text = "it takes a graph, and gyrator does not trace into it"
+            raise UnsupportedOperator(name, text, for_eager=name == "trace_wrapped")
         out = func(*args, **kwargs)
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)  # now: a body's operators make their own
         passed = list(args)

@@ -48,9 +48,9 @@ COPIES: Mapping[OpOverload, OpOverload] = {
 """Views that are no index maps → the op that copies, since a call's result must be memory of its own."""
 
 
-def refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
+def refused(op: object, node: fx.Node, reason: str, *, for_eager: bool = False) -> UnsupportedOperator:
     """The error for an operator that can neither be lowered nor called where ``node`` stands."""
-    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=in_context(node))
+    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=in_context(node), for_eager=for_eager)
 
 
 def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
@@ -61,7 +61,7 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     if op._schema.is_mutable:
         raise refused(op, node, "it writes into its arguments, and the graph should have been functional")
     if op._schema.name == "aten::quantize_per_tensor":  # its fake kernel says float32
-        raise refused(op, node, "its result is quantised")
+        raise refused(op, node, "its result is quantised", for_eager=True)
     exact = op not in STRIDES_FREE
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
@@ -101,7 +101,8 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
     if isinstance(value, Expr):  # a float or bool that the graph computes
         return Item(_scalar(b, value, "number"))
     if isinstance(value, (fx.GraphModule, torch.ScriptObject)):
-        raise refused(node.target, node, f"it takes a {type(value).__name__}")
+        scripted = isinstance(value, torch.ScriptObject)
+        raise refused(node.target, node, f"it takes a {type(value).__name__}", for_eager=scripted)
     return value
 
 
