@@ -10,6 +10,7 @@ from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Program, map_nests
+from gyrator.ir.typed import cast
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -149,7 +150,7 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
     if isinstance(arg, Const):
         if not math.isfinite(arg.value) and not dtype.is_floating_point and dtype != torch.bool:
             return None  # what becomes of it depends on the machine
-        return Const(torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item(), dtype)
+        return cast(arg, dtype)
     if isinstance(arg, Op) and arg.name == "where" and all(isinstance(a, Const) for a in arg.args[1:]):
         yes, no = (_cast(a, dtype, exact_rounding) for a in arg.args[1:])
         return None if yes is None or no is None else Op("where", (arg.args[0], yes, no), dtype)

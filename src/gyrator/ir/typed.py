@@ -7,9 +7,8 @@ from functools import reduce
 
 import torch
 
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Op, Scalar
-from gyrator.ir.index import ZERO, Index, is_less, is_nonnegative
+from gyrator.ir.index import ZERO, Coords, Index, is_less, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.torch_compat import float8_saturates
 
@@ -58,9 +57,8 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
         wide = cast(expr, torch.float32)
         too_large = op("gt", op("abs", wide), like(wide, 464.0))
         expr = op("where", too_large, op("copysign", like(wide, math.nan), wide), wide)
-    if isinstance(expr, Const):  # a literal of 16 bits stands for its rounded value
-        value = float(torch.tensor(expr.value, dtype=expr.dtype)) if expr.dtype in HALF else expr.value
-        return constant(value, dtype)
+    if isinstance(expr, Const):
+        return Const(torch.tensor(expr.value, dtype=expr.dtype).to(dtype).item(), dtype)
     return Op("cast", (expr,), dtype)
 
 
