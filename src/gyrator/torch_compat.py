@@ -90,9 +90,8 @@ def float32_matmul_precision() -> str:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
-def raw_stream(index: int) -> int:
-    """The address of the current stream of a GPU."""
-    return torch._C._cuda_getCurrentRawStream(index)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""The address of the current stream of a GPU, by its number; missing in builds for CPUs."""
 
 
 def on_device(index: int, call: Callable[[T], R]) -> Callable[[T], R]:

@@ -27,6 +27,8 @@ from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import number_behind, qualified_name
 
+RUNNER = "gyrator.runtime.standalone.run_graph"
+
 
 def dump_graph(dump: DumpWriter, name: str, gm: fx.GraphModule, values: Sequence[object]) -> None:
     """Write an FX graph as a program; `values` are fake tensors, sizes and numbers, one per placeholder."""
@@ -66,14 +68,9 @@ def dump_compiled(dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, e
 
 
 def graph_program(
-    name: str,
-    gm: fx.GraphModule,
-    values: Sequence[object],
-    saved: str = "",
-    given: str = "",
-    runner: str = "gyrator.runtime.standalone.run_graph",
+    name: str, gm: fx.GraphModule, values: Sequence[object], saved: str = "", given: str = "", runner: str = RUNNER,
     more: str = "",
-) -> str:
+) -> str:  # fmt: skip
     """An FX graph as a program that stands alone. Files beside it: `saved` has its constants, `given` its
     inputs, which are random if there is none. `runner` is the function that runs it, with the arguments `more`."""
     imports: dict[str, None] = dict.fromkeys(["from pathlib import Path", "", "import torch", ""])
