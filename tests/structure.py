@@ -24,6 +24,9 @@ ORDER = """
 """.split()
 """The modules and packages of gyrator; each imports only what stands to its left."""
 
+FRONT, BACK = {"autograd", "lowering"}, {"schedule", "codegen", "templates"}
+"""What makes a program of a graph, and kernels of a program: they meet in the IR, and know nothing of each other."""
+
 MAX_FILE = 900
 MAX_TOTAL = 30_000
 CEILINGS = {
@@ -219,6 +222,8 @@ def _order_problem(unit: str | None, found: Import) -> str | None:
         return f"{unit if unit not in ORDER else other} has no place in ORDER (tests/structure.py)"
     if ORDER.index(other) > ORDER.index(unit):
         return f"{unit} may not import {other}, which comes later"
+    if unit in BACK and other in FRONT:
+        return f"{unit} may not import {other}: they meet in ir"
     return None
 
 

@@ -36,7 +36,6 @@ from gyrator.ir.index import UNBOUNDED, ZERO, Atom, Index, Size, const, exact_qu
 from gyrator.ir.program import Arg, Extern, Input, Item, View, output_values, views
 from gyrator.ir.tree import Contract, Kernel, Store, walk_exprs, walk_stages
 from gyrator.ir.volume import WITHIN_32_BITS, count_of
-from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
 from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view
@@ -48,8 +47,8 @@ _RESERVED = (
     " stream current_stream empty_cuda workspace aligned"
 ).split()
 
-_FOR_VIEWS = frozenset(map(str, COPIES.values()))
-"""Operators that may stand for a view; their results get its strides, which are not their own."""
+_FOR_VIEWS = ("aten.view_copy.dtype", "aten.as_strided_copy.default")
+"""Operators that stand for views that are no index maps; their results get its strides, which are not their own."""
 
 _FRAME = Path(__file__).with_name("wrapper.txt").read_text("utf-8")
 _KERNEL_FRAME = Path(__file__).with_name("kernel_script.txt").read_text("utf-8")

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gyrator.ir.index import ONE, ZERO, Axis, Index, div_mod, is_nonnegative
-
-Coords = tuple[Index, ...]
-"""An element's place in a tensor: one index per dimension."""
+from gyrator.ir.index import ONE, ZERO, Axis, Coords, Index, div_mod, is_nonnegative
 
 
 @lru_cache(maxsize=1024)

@@ -288,6 +288,8 @@ def const(value: int) -> Index:
 
 
 IndexLike = Index | int
+Coords = tuple[Index, ...]
+"""An element's place in a tensor: one index per dimension."""
 
 
 def as_index(value: IndexLike) -> Index:

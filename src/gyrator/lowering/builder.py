@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from gyrator.ir.coords import Coords, axes_of, coords_of
+from gyrator.ir.coords import axes_of, coords_of
 from gyrator.ir.expr import Expr, Load, Value
-from gyrator.ir.index import ONE, ZERO, Index, const, contiguous_strides, dot
+from gyrator.ir.index import ONE, ZERO, Coords, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, View
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.typed import COMPUTED, cast, compute_dtype

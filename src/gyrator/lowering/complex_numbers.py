@@ -12,9 +12,8 @@ from torch._ops import OpOverload
 
 from gyrator.autograd import ops
 from gyrator.autograd.builder import flatten, mapped
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import ONE
+from gyrator.ir.index import ONE, Coords
 from gyrator.ir.typed import compute_dtype, constant, op
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Checked, Expr
-from gyrator.ir.index import ZERO, Index, Indirect
+from gyrator.ir.index import ZERO, Coords, Index, Indirect
 from gyrator.ir.typed import cast, like, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Operand, TensorRef, element, promoting_like

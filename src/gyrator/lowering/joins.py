@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import Coords
 from gyrator.ir.expr import Const, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, contiguous_strides
+from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, contiguous_strides
 from gyrator.ir.program import Nest
 from gyrator.ir.typed import between, both, cast, masked, number, op, within
 from gyrator.lowering.builder import Builder, Family, Meta, rows

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import Coords, axes_of, coords_of
+from gyrator.ir.coords import axes_of, coords_of
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Axis, Index, is_nonnegative, linear, product
+from gyrator.ir.index import ONE, ZERO, Axis, Coords, Index, is_nonnegative, linear, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Nest, Reduce, Scan
 from gyrator.ir.typed import cast, compute_dtype, like, op

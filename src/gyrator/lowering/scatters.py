@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import Coords, axes_of, coords_of, nested_order
+from gyrator.ir.coords import axes_of, coords_of, nested_order
 from gyrator.ir.expr import Expr, Op, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
+from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, product
 from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.ir.typed import cast, compute_dtype, constant, like, op

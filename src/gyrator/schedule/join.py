@@ -12,7 +12,6 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, is_less, product
 from gyrator.ir.program import Arg, Extern, Nest, Node, Program, View, views
 from gyrator.ir.volume import volume
-from gyrator.lowering.views import dimension
 from gyrator.schedule.pad import PRODUCTS, copied, free_results, needed
 
 LEAST_RUN = 64
@@ -80,7 +79,7 @@ def _parts(node: Extern) -> list[tuple[View, Index]]:
 def _along(node: Extern) -> int:
     dim = node.args[1] if len(node.args) > 1 else 0
     assert isinstance(dim, int)
-    return dimension(dim, len(views(node)[0].shape))
+    return dim % len(views(node)[0].shape)
 
 
 def _is_window(view: View, *, whole: bool = False) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.coords import Coords, axes_of, coords_of
+from gyrator.ir.coords import axes_of, coords_of
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, const, div_mod, is_nonnegative, linear, substitute
 from gyrator.ir.ops import identity
@@ -58,7 +58,7 @@ def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
     Before: ``v = scatter nest[j] into x[2] at j + 3 value y[j];  u = scatter nest[i] into x at (2, i) value v[i]``
     after:  ``u = scatter nest[j] into x at (2, j + 3) value y[j]``"""
 
-    def read(value: Value, at: Coords) -> Expr:
+    def read(value: Value, at: tuple[Index, ...]) -> Expr:
         maker = makers.get(value)
         if maker is None or not isinstance(maker.root, Pointwise) or not isinstance(maker.root.body, Load):
             return Load(value, at)
