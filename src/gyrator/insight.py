@@ -18,7 +18,7 @@ from gyrator.report.watch import Event, GraphCompiled, kernel_tuned, record_in
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import machine_peaks, step_times
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_tune import Variant
 from gyrator.session import Counters
 from gyrator.torch_compat import ISOLATED, user_function
 
@@ -107,7 +107,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
-    tuned: dict[str, tuple[Candidate, ...]] = {}
+    tuned: dict[str, tuple[Variant, ...]] = {}
     return GraphReport(
         record=record_in(event.entry.folder),
         cached=event.cached,
@@ -119,11 +119,11 @@ def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
     )
 
 
-def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tuple[float, ...]:
+def _times(event: GraphCompiled, tuned: dict[str, tuple[Variant, ...]]) -> tuple[float, ...]:
     """The times of a graph's steps, none where random inputs make it fail; its kernels' candidates go into `tuned`."""
     folder = event.entry.folder
 
-    def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
+    def told(name: str, candidates: Sequence[Variant], new: bool) -> None:
         tuned[name] = tuple(candidates)
         kernel_tuned(event.session.config, folder, name, candidates, new)
 

@@ -19,7 +19,7 @@ import gyrator
 import gyrator.insight
 from gyrator.report.data import GraphReport
 from gyrator.runtime.load import Runtime
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_tune import Variant
 from gyrator.torch_compat import ISOLATED
 
 HERE = Path(__file__).name
@@ -175,8 +175,8 @@ def test_a_folder_with_brackets_is_shown_as_it_is(new: gyrator.insight.Report) -
 def test_configs_that_were_timed_are_shown_with_their_times(new: gyrator.insight.Report) -> None:
     name = forward(new).record.kernels[0].name
     candidates = (
-        Candidate("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
-        Candidate("XBLOCK: 512, num_warps: 4", "pointwise", "b.cubin", None, False),
+        Variant("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
+        Variant("XBLOCK: 512, num_warps: 4", "pointwise", "b.cubin", None, False),
     )
     (program,) = new.data.programs
     graphs = (replace(program.graphs[0], candidates={name: candidates}), *program.graphs[1:])

@@ -17,11 +17,11 @@ from gyrator.autograd.functionalize import Alias
 from gyrator.autograd.interface import Update
 from gyrator.autograd.recorder import MOVES, Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
-from gyrator.autograd.views import View
+from gyrator.autograd.views import ViewCall
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
-DETACH = View(aten.detach.default, (), {})
+DETACH = ViewCall(aten.detach.default, (), {})
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FromGraph:
     """Result `result` of the compiled graph, through `views`: an output, or a number among a view's arguments."""
 
     result: int
-    views: tuple[View, ...] = ()
+    views: tuple[ViewCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FromInput:
     """The output is input `input` itself or, through `views`, a view of it, after all updates."""
 
     input: int
-    views: tuple[View, ...] = ()
+    views: tuple[ViewCall, ...] = ()
 
 
 Source = FromGraph | FromInput | object
@@ -73,7 +73,7 @@ class Program:
 
     inputs: int
     updates: tuple[Update, ...]
-    changes: tuple[tuple[int, View], ...]
+    changes: tuple[tuple[int, ViewCall], ...]
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
     offsets: tuple[tuple[int, int], ...] = ()
@@ -110,7 +110,7 @@ class _Results:
         node = self.recorder.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
         return FromGraph(self.value(node)) if isinstance(node, Node) else node
 
-    def replayed(self, view: View) -> View:
+    def replayed(self, view: ViewCall) -> ViewCall:
         """A view whose symbolic arguments are results."""
         args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
         return replace(view, args=args, kwargs=kwargs)
@@ -187,18 +187,18 @@ class _Results:
             return FromGraph(base, self._chain(value, start))
         return FromGraph(self.tensor(value, True))
 
-    def _chain(self, value: Tensor, start: Alias | None) -> tuple[View, ...]:
+    def _chain(self, value: Tensor, start: Alias | None) -> tuple[ViewCall, ...]:
         """The views that lead from `start`, a detached root, or else from the root to `value`.
 
         A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in
         eager: its value, a result, is written to it. For ``v = y.detach(); v.mul_(x)`` that is ``v.copy_(result)``."""
-        views: list[View] = []
+        views: list[ViewCall] = []
         link = self.recorder.alias_of(value)
         tied = self._owner(link) if value.requires_grad else None
         while link.parent is not None and link is not start and link.view is not None:
             if link is tied:
                 written = FromGraph(self.tensor(self._tensor_of(link), False))
-                views += [View(aten.copy_.default, (written,), {}), DETACH]
+                views += [ViewCall(aten.copy_.default, (written,), {}), DETACH]
             views.append(self.replayed(link.view))
             link = link.parent
         if start is not None and link is not start:

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from gyrator import torch_compat
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, View, alone, inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, ViewCall, alone, inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ class Alias:
 
     root: Root
     parent: "Alias | None"
-    view: View | None
+    view: ViewCall | None
     node: Node
     generation: int = field(init=False)
 
@@ -108,7 +108,7 @@ def _scattered(chain: list[tuple[Alias, Node]], build: GraphBuilder, *, even: bo
     `expand` does. The chain ends with it.
 
     Raises: UnsupportedOperator for a type that the root cannot be viewed as, and an input whose offset varies."""
-    root, view = chain[0][0].root, chain[-1][0].view or View(aten.expand.default, (), {})
+    root, view = chain[0][0].root, chain[-1][0].view or ViewCall(aten.expand.default, (), {})
     root.pinned = True
     if root.input is not None and type(root.tensor.storage_offset()) is not int:
         raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
@@ -149,7 +149,7 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
     return value
 
 
-def viewed(parent: Alias, view: View, build: GraphBuilder) -> Node:
+def viewed(parent: Alias, view: ViewCall, build: GraphBuilder) -> Node:
     """A view of a present value."""
     source, args = read(parent, build), view.args
     if view.op is aten.as_strided.default and (parent.parent is not None or args[2:] not in ((), (None,))):

@@ -16,7 +16,7 @@ from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.function import Differentiable, Tangent
 from gyrator.autograd.interface import BoxedCallable, Update
-from gyrator.autograd.views import View
+from gyrator.autograd.views import ViewCall
 from gyrator.cache.store import Json
 
 
@@ -54,7 +54,7 @@ def _named(kind: type, text: str) -> Any:
     return found
 
 
-_RECORDS: Mapping[str, type[Any]] = {c.__name__: c for c in (FromGraph, FromInput, Program, Tangent, Update, View)}
+_RECORDS: Mapping[str, type[Any]] = {c.__name__: c for c in (FromGraph, FromInput, Program, Tangent, Update, ViewCall)}
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     **{kind.__name__: partial(_named, kind) for kind in (torch.dtype, torch.layout, torch.memory_format, OpOverload)},
     "device": torch.device,

@@ -29,7 +29,7 @@ from gyrator.autograd.functionalize import Alias, Root, new_root, read, viewed, 
 from gyrator.autograd.inputs import of_subclass, overlapping, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import LIBRARY, launch
-from gyrator.autograd.views import IDENTITY_VIEWS, View
+from gyrator.autograd.views import IDENTITY_VIEWS, ViewCall
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
         self.policy: Callable[..., bool] | None = None
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
-        self.metadata_changes: list[tuple[Tensor, View]] = []
+        self.metadata_changes: list[tuple[Tensor, ViewCall]] = []
         self.moves: dict[int, tuple[Tensor, Root]] = {}
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
         self._tensors: dict[Alias, list[Tensor]] = {}
@@ -260,7 +260,7 @@ class Recorder(TorchDispatchMode):
         counted = func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None
         if counted and parent.root.input is not None and reaches_outside(out, parent.root.tensor):
             raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
-        view = View(func, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
+        view = ViewCall(func, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
         again = func in _FROM_ROOT or (parent.root.generation and owned(source) is not source)
         node = viewed(parent, view, self.build) if again else self._append(func, args, kwargs, out)
         if isinstance(out, Tensor):
@@ -272,7 +272,7 @@ class Recorder(TorchDispatchMode):
     def _metadata(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         op, parent = behaviour(func).functional, self.alias_of(args[0])
         assert op is not None
-        view = View(op, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
+        view = ViewCall(op, args[1:], dict(kwargs), tracks_grad=torch.is_grad_enabled())
         self.metadata_changes.append((args[0], replace(view, op=func)))
         self._bind(args[0], Alias(parent.root, parent, view, self._append(op, args, kwargs, args[0])))
 

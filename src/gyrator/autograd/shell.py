@@ -21,7 +21,7 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import FromGraph, FromInput, Program
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable
-from gyrator.autograd.views import View
+from gyrator.autograd.views import ViewCall
 from gyrator.ir.evaluate import copy_into
 
 _NUMBERS = count()
@@ -82,7 +82,7 @@ class _Writer:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
 
-    def _viewed(self, base: str, views: Sequence[View]) -> str:
+    def _viewed(self, base: str, views: Sequence[ViewCall]) -> str:
         if not views:
             return base
         name = f"view_{len(self._lines)}"
@@ -94,7 +94,7 @@ class _Writer:
             self._lines.append(f"    {within}{name} = {self._call(view, name)}")
         return name
 
-    def _call(self, view: View, viewed: str) -> str:
+    def _call(self, view: ViewCall, viewed: str) -> str:
         args = "".join(f", {self._value(arg)}" for arg in view.args)
         args += "".join(f", {key}={self._value(arg)}" for key, arg in view.kwargs.items())
         index = "" if view.index is None else f"[{view.index}]"

@@ -19,7 +19,7 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class View:
+class ViewCall:
     """One application of a view operator to a parent.
 
     Attributes:
@@ -35,13 +35,13 @@ class View:
     tracks_grad: bool = field(default=True, compare=False)
 
 
-Inverse = Callable[[View, Node, Node], Call | None]
+Inverse = Callable[[ViewCall, Node, Node], Call | None]
 """(the view, its parent's old value, its own new value) → the call that gives the parent's new value."""
 IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 """Views with the parent's own shape: in a functional graph they are the parent."""
 
 
-def inverse(view: View, parent: Node, written: Node) -> Call | None:
+def inverse(view: ViewCall, parent: Node, written: Node) -> Call | None:
     """The call that gives the parent's new value from its old one and the view's new one.
 
     None where the operator is not known; `as_strided_scatter` on the root serves then."""
@@ -49,28 +49,28 @@ def inverse(view: View, parent: Node, written: Node) -> Call | None:
     return rule(view, parent, written) if (rule := _INVERSES.get(view.op)) is not None else None
 
 
-def alone(view: View, part: Node) -> View:
+def alone(view: ViewCall, part: Node) -> ViewCall:
     """The view that makes nothing but the one of several results that `view` is: a slice for a part of a split."""
     if view.index is None or view.op not in (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default):
         return view
     if view.op is aten.unbind.int:
-        return View(aten.select.int, ((*view.args, 0)[0], view.index), {})
+        return ViewCall(aten.select.int, ((*view.args, 0)[0], view.index), {})
     size, dim = (*view.args, 0)[:2]
     start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
-    return View(aten.slice.Tensor, (dim, start, start + part.meta["val"].shape[dim]), {})
+    return ViewCall(aten.slice.Tensor, (dim, start, start + part.meta["val"].shape[dim]), {})
 
 
-def _reshape_back(view: View, parent: Node, written: Node) -> Call:
+def _reshape_back(view: ViewCall, parent: Node, written: Node) -> Call:
     return aten.view.default, (written, tuple(parent.meta["val"].shape))
 
 
-def _permute_back(view: View, parent: Node, written: Node) -> Call:
+def _permute_back(view: ViewCall, parent: Node, written: Node) -> Call:
     rank = parent.meta["val"].dim()
     dims = [dim % rank for dim in view.args[0]]
     return aten.permute.default, (written, [dims.index(dim) for dim in range(rank)])
 
 
-def _slice_back(view: View, parent: Node, written: Node) -> Call | None:
+def _slice_back(view: ViewCall, parent: Node, written: Node) -> Call | None:
     whole = all(isinstance(n, int) for n in view.args) and view.args[1:] in ((0, sys.maxsize), (0, sys.maxsize, 1))
     return (aten.alias.default, (written,)) if whole else _scattered(aten.slice_scatter.default)(view, parent, written)
 
@@ -85,7 +85,7 @@ def _scattered(op: OpOverload) -> Inverse:
     return lambda view, parent, written: (op, (parent, written, *view.args))
 
 
-def _expand_back(view: View, parent: Node, written: Node) -> Call | None:
+def _expand_back(view: ViewCall, parent: Node, written: Node) -> Call | None:
     return _reshape_back(view, parent, written) if written.meta["val"].numel() == parent.meta["val"].numel() else None
 
 

@@ -23,7 +23,7 @@ import torch
 from gyrator.codegen.python_text import Names, constant_text, scalar, tuple_of, type_name, working
 from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
+from gyrator.codegen.triton_expr import Block, Expressions, Scope, Term, function_lines, grid_loops, mask_text, reads_of
 from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
@@ -214,7 +214,7 @@ class Printer(Expressions):
         self._carries: dict[str, tuple[Carry, Loop]] = {}
         self._accumulators: dict[str, Accumulator] = {}
         self._numbers = count(1)
-        self._scope: Axes = frozenset(self._grid_tiles)
+        self._scope: Scope = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
         self.functions: list[str] = []
         self.described = False
@@ -571,7 +571,7 @@ class Printer(Expressions):
         text = f"tl.where({ok.text}, {term.text}, {start})"
         return self.named(Term(text, max(ok.depth, term.depth), term.axes | {axis}), "part")
 
-    def _broadcast(self, term: Term, axes: Axes) -> Term:
+    def _broadcast(self, term: Term, axes: Scope) -> Term:
         if axes == term.axes:
             return self.named(term, "part")
         return self.named(Term(f"tl.broadcast_to({term.text}, {self.shape(axes)})", self.block.depth, axes), "part")
@@ -637,7 +637,7 @@ class Printer(Expressions):
         self.emit(f"{', '.join(names)} = rt.welford_tile({row})")
         return names
 
-    def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
+    def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Scope, dtype: torch.dtype) -> None:
         wanted = [(r, text) for r, text in zip(refs, texts, strict=True) if r is not None and self.is_used(r)]
         for ref, text in wanted:
             if ref.dtype == torch.bool:

@@ -24,7 +24,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, M
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, walk_loops, walk_stages
 
-Axes = frozenset[Axis]
+Scope = frozenset[Axis]
 
 _COLUMNS = 100
 _NARROW = {"erf": "rt.erf_16({0})", "tanh": "rt.tanh_16({0})"}
@@ -33,14 +33,14 @@ _TYPED = frozenset({"floordiv", "truncdiv", "remainder", "fmod", "lshift", "rshi
 """Their device functions ask for the types of their operands, which a bare literal has not."""
 _ROUNDING = frozenset({"floor", "ceil", "round", "trunc"})
 _CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
-_NONE: Axes = frozenset()
+_NONE: Scope = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Term(Printed):
     """A printed value, and the tiles along which it varies. ``atom``: the text binds tighter than any operator."""
 
-    axes: Axes = _NONE
+    axes: Scope = _NONE
     atom: bool = True
 
     @property
@@ -116,7 +116,7 @@ class Expressions(Blocks[Term, Block]):
         places = [":" if d == self.dimension(axis) else "None" for d in range(self.rank)]
         return f"{text}[{', '.join(places)}]"
 
-    def shape(self, axes: Axes) -> str:
+    def shape(self, axes: Scope) -> str:
         """The shape of a tensor that varies along ``axes``: ``[XBLOCK, 1]``."""
         sizes = ["1"] * self.rank
         for axis in axes:

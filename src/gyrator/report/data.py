@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_tune import Variant
 from gyrator.session import Timing
 
 
@@ -26,7 +26,7 @@ class GraphReport:
     wrapper: str
     builds: tuple[Timing, ...]
     times: tuple[float, ...]
-    candidates: Mapping[str, tuple[Candidate, ...]]
+    candidates: Mapping[str, tuple[Variant, ...]]
 
     def timed_steps(self) -> Iterator[tuple[StepRecord, float | None]]:
         """Launches and calls in order, each with its seconds where measured."""

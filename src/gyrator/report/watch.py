@@ -20,7 +20,7 @@ from gyrator.origin import Origin, origin_of, place_of
 from gyrator.report.data import ProgramReport
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord
 from gyrator.runtime.load import WRAPPER
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_tune import Variant
 from gyrator.session import Session
 from gyrator.torch_compat import capture_end, recompile_reason
 
@@ -118,7 +118,7 @@ def program_record(partition: Partition) -> ProgramRecord:
     return ProgramRecord(tuple(kept), partition.saved_bytes, partition.default_bytes)
 
 
-def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
+def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Variant], new: bool) -> None:
     """A kernel of the graph in `folder` was tuned: write tables and logs, unless an earlier process took the times."""
     if new:
         if "autotune" in config.logs:
@@ -129,7 +129,7 @@ def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[C
         add_rows(config, "persistent_red_perf", lambda: _persistent_red_perf(folder, name, candidates))
 
 
-def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
+def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Variant]) -> Iterable[Row]:
     for candidate in candidates:
         yield {
             "kernel_path": str(folder / candidate.file),
@@ -139,13 +139,13 @@ def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -
         }
 
 
-def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
+def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Variant]) -> Iterable[Row]:
     """The best of each form: kernel 0 has its rows in registers, kernel 1 in blocks."""
     fastest = sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds))
     best = {candidate.category: candidate for candidate in reversed(fastest)}
     if {"persistent", "looped"} <= best.keys():
         facts = next(kernel.facts for kernel in record_in(folder).kernels if kernel.symbol == name)
-        found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
+        found: list[Variant | None] = [best["persistent"], best["looped"], None, None]
         paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}
         times = {f"kernel{k}_latency": None if c is None else c.milliseconds for k, c in enumerate(found)}
         yield {**paths, **times, **_hints(facts)}

@@ -16,9 +16,9 @@ from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, Laun
 from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
-from gyrator.runtime.triton_build import BINARY, Built, Wanted, request_for
+from gyrator.runtime.triton_build import BINARY, Binary, Wanted, request_for
 from gyrator.runtime.triton_launch import EARLY, RECORDS_EARLY, TOGETHER, Launch, Programs, bind, guarded
-from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
+from gyrator.runtime.triton_tune import Tuned, Variant, descend, times
 
 DESCRIPTION = "kernels.json"
 TIMES = "times"
@@ -81,7 +81,7 @@ class GpuKernels:
 
     folder: Path
     choices: Store | None = None
-    rebuild: Callable[[Mapping[str, Any]], Built] | None = None
+    rebuild: Callable[[Mapping[str, Any]], Binary] | None = None
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     driver: Callable[[], CudaDriver] = cuda_driver
     tuned: Tuned | None = None
@@ -192,7 +192,7 @@ class GpuKernels:
             for variant in variants:
                 options, file = {**variant["blocks"], "num_warps": variant["warps"]}, variant["file"]
                 config = ", ".join(f"{option}: {n}" for option, n in options.items())
-                told.append(Candidate(config, variant["category"], file, measured.get(file), file == found["file"]))
+                told.append(Variant(config, variant["category"], file, measured.get(file), file == found["file"]))
             self.tuned(name, told, new)
 
     def _unaligned(self, about: Mapping[str, Any], programs: Sized, known: Sequence[tuple[int, int]]) -> Launch:

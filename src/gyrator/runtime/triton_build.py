@@ -36,7 +36,7 @@ _LIBRARY = (Path(__file__).with_name("triton_ops.py"), *_TEMPLATES, PROGRAM)
 BINARY, _SOURCE = "kernel.cubin", "kernel.py"
 """The files of a built kernel in the store."""
 
-Built = Entry | str
+Binary = Entry | str
 """A built kernel in the store, or what Triton said if it refused to build it."""
 
 
@@ -118,7 +118,7 @@ def start_triton_build(
         keys.append([binary_key(request) for request in own])
         requests |= zip(keys[-1], own, strict=True)
     known = {key: entry for key in requests if (entry := store.find(key, session.warn)) is not None}
-    found: dict[str, Future[Built]] = {key: finished(entry) for key, entry in known.items()}
+    found: dict[str, Future[Binary]] = {key: finished(entry) for key, entry in known.items()}
     missing = sorted(requests.keys() - found.keys(), key=lambda key: (-_effort(requests[key]), key))
     session.counters.add(Count.KERNELS_CACHED, len(found))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
@@ -142,7 +142,7 @@ def _effort(request: Mapping[str, Any]) -> int:
     return request["source"].count("\n") + 60 * ("gyrator.templates" in request["source"])
 
 
-def _usable(wanted: Wanted, built: Sequence[Built], gpu: Gpu) -> dict[int, Entry]:
+def _usable(wanted: Wanted, built: Sequence[Binary], gpu: Gpu) -> dict[int, Entry]:
     """Those that the GPU can run, by config."""
     limit, kernel = gpu.shared_bytes, wanted.kernel
     good = {k: b for k, b in enumerate(built) if isinstance(b, Entry) and b.notes["shared"] <= limit}
@@ -154,7 +154,7 @@ def _usable(wanted: Wanted, built: Sequence[Built], gpu: Gpu) -> dict[int, Entry
     return good
 
 
-def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Built:
+def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
     """Have a worker build one binary, and store it."""
     try:
         with session.building((request["function"],)):
@@ -169,7 +169,7 @@ def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: 
     return entry
 
 
-def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Built:
+def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Binary:
     """A binary from the store, or built now."""
     key = binary_key(request)
     return store.find(key, session.warn) or build_binary(request, key, workers, store, session)

@@ -24,7 +24,7 @@ FASTER = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Variant:
     """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its category (see `TritonKernel`), its binary,
     and milliseconds of a launch; None if the GPU lacks the registers or the shared memory for it."""
 
@@ -35,7 +35,7 @@ class Candidate:
     chosen: bool
 
 
-Tuned = Callable[[str, Sequence[Candidate], bool], None]
+Tuned = Callable[[str, Sequence[Variant], bool], None]
 """Told a kernel's name, its candidates, and whether they were timed just now (or by an earlier process)."""
 
 

@@ -15,7 +15,7 @@ from gyrator.autograd.builder import GraphBuilder
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.effects import Effect, behaviour
 from gyrator.autograd.functionalize import Alias, viewed
-from gyrator.autograd.views import View
+from gyrator.autograd.views import ViewCall
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -312,9 +312,9 @@ def test_every_operator_that_makes_a_tensor_a_view_in_place_has_one_that_gives_t
 def test_parts_that_are_written_one_by_one_are_made_anew_one_by_one(
     parts: Callable[[Tensor], tuple[Tensor, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replayed: list[View] = []
+    replayed: list[ViewCall] = []
 
-    def noted(parent: Alias, view: View, build: GraphBuilder) -> Node:
+    def noted(parent: Alias, view: ViewCall, build: GraphBuilder) -> Node:
         replayed.append(view)
         return viewed(parent, view, build)
 

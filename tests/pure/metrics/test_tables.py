@@ -12,7 +12,7 @@ from gyrator.config import TABLES, Config
 from gyrator.errors import InternalCheckError, InvalidOption
 from gyrator.metrics.tables import add_rows, start_tables
 from gyrator.report.watch import kernel_tuned
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_tune import Variant
 
 STATS = {"graph_id": "graph0", "num_nodes_before_fusion": 3, "num_nodes_after_fusion": 1}
 FILE = Path("metric_table_graph_stats.csv")
@@ -49,8 +49,8 @@ def test_floats_have_six_decimals_and_none_is_empty() -> None:
 
 def test_a_kernel_that_was_timed_just_now_has_a_row_for_each_config(capsys: pytest.CaptureFixture[str]) -> None:
     candidates = [
-        Candidate("XBLOCK: 256", "pointwise", "a.cubin", 0.5, True),
-        Candidate("XBLOCK: 512", "pointwise", "b.cubin", None, False),
+        Variant("XBLOCK: 256", "pointwise", "a.cubin", 0.5, True),
+        Variant("XBLOCK: 512", "pointwise", "b.cubin", None, False),
     ]
     for new in (True, False):
         told = replace(config("kernel_autotune,persistent_red_perf"), logs=("autotune",))

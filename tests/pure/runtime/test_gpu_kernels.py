@@ -20,8 +20,8 @@ from gyrator.origin import Origin
 from gyrator.runtime import gpu_kernels
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, CudaDriver
 from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels, describe
-from gyrator.runtime.triton_build import BINARY, Built, Wanted
-from gyrator.runtime.triton_tune import Candidate
+from gyrator.runtime.triton_build import BINARY, Binary, Wanted
+from gyrator.runtime.triton_tune import Variant
 from tests.pure.runtime.test_triton_launch import Library
 
 SUM = 0x1000  # an address that is a multiple of 16
@@ -167,7 +167,7 @@ def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what
     variants = [variant("a.cubin", 256) | room, variant("b.cubin", 128) | room]
     speeds = {"a": 0.5, "b": 0.6, "512": 0.25, "1024": 0.3}
 
-    def rebuild(asked: Mapping[str, Any]) -> Built:
+    def rebuild(asked: Mapping[str, Any]) -> Binary:
         block, warps = asked["constants"]["XBLOCK"], asked["options"]["num_warps"]
         text = str(block) if warps == 4 and asked["options"]["num_stages"] == 1 else "slow"
         notes = {"function": "add_0", "shared": 0, "warps": warps, "cooperative": False}
@@ -201,8 +201,8 @@ def test_candidates_and_their_times_are_told_also_where_an_earlier_process_took_
         )
         kernels.kernel("add_0", programs)(7, SUM, SUM, 4096)
     candidates = [
-        Candidate("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
-        Candidate("XBLOCK: 1024, num_warps: 4", "pointwise", "b.cubin", None, False),
+        Variant("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
+        Variant("XBLOCK: 1024, num_warps: 4", "pointwise", "b.cubin", None, False),
     ]
     assert told == [("add_0", candidates, True), ("add_0", candidates, False)]
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_timed_now_is_not_recorded(
 def test_unaligned_arguments_build_a_kernel_that_relies_on_the_others(library: Library, tmp_path: Path) -> None:
     driver, built = Driver(library), []
 
-    def rebuild(request: Mapping[str, Any]) -> Built:
+    def rebuild(request: Mapping[str, Any]) -> Binary:
         built.append(request)
         notes = {"function": "add_0", "shared": 0, "warps": 4, "cooperative": False}
         return built_in(tmp_path / "c", "c", notes)
