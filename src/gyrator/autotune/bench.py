@@ -8,7 +8,6 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +78,11 @@ def load(folder: Path, device: str, request: Mapping[str, Any], given: list[Any]
     try:
         count = max(1, min(MOST_RECORDED, int(BATCH_MS / once)))
         replay, _ = record_on_gpu(lambda: deque((bound(list(given)) for _ in range(count)), maxlen=0))
-        _, recorded = _repeated(replay, True)
+        _, recorded = _repeated(lambda: (replay(), bound), True)  # counters lie in memory of the bound program
     except RuntimeError:
         torch.cuda.synchronize()
         return batch
-    return partial(_one, recorded, count, bound)
-
-
-def _one(recorded: Batch, count: int, _kept: object) -> float:
-    """Milliseconds of one of ``count`` recorded calls, whose counters lie in memory of the program ``_kept``."""
-    return recorded() / count
+    return lambda: recorded() / count
 
 
 def check(results: Sequence[Any], wanted: Sequence[Any]) -> None:

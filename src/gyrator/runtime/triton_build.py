@@ -58,7 +58,8 @@ def find_gpu(config: Config, device: torch.device) -> Gpu:
     if not asked and not torch.cuda.is_available():
         hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
         raise DeviceUnsupported("no GPU was found", needed, hint)
-    gpu = Gpu(asked or int("".join(map(str, torch.cuda.get_device_capability(device)))))  # (9, 0) → 90
+    major, minor = divmod(asked, 10) if asked else torch.cuda.get_device_capability(device)
+    gpu = Gpu(10 * major + minor)
     if gpu.capability < LOWEST_CAPABILITY:
         name = "the GPU of the option cuda_capability" if asked else torch.cuda.get_device_name(device)
         hint = "move the model to the CPU, or leave it uncompiled"

@@ -171,7 +171,7 @@ def _inverse(nest: Nest) -> _Inverse | None:
     return _Inverse(axes, at, known, chosen[0] if chosen else None)
 
 
-def scatters_to_sums(program: Program) -> Program:
+def scatter_to_sums(nest: Nest) -> list[Node]:
     """Additions that crowd on few elements of one dimension become a sum for each of them, always in the same order.
 
     Before: ``u = scatter add nest[q, h] into t at (load(idx, q), h) of x[q, h]``
@@ -185,10 +185,6 @@ def scatters_to_sums(program: Program) -> Program:
 
     Refuses where either takes longer than additions that wait for each other, or each element gets fewer than 512;
     where more than one coordinate is known only at run time; and sizes that are not static."""
-    return map_nests(program, _sums)
-
-
-def _sums(nest: Nest) -> list[Node]:
     root, out = nest.root, nest.out[0]
     if not isinstance(root, Scatter) or not nest.on_gpu:
         return [nest]

@@ -5,7 +5,7 @@ from functools import partial
 
 from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.program import Extern, Nest, Program
+from gyrator.ir.program import Extern, Nest, Program, map_nests
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.ir.tree import Attend
@@ -34,7 +34,7 @@ from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.products import Ask, Unit
 from gyrator.schedule.reuse import reuse
-from gyrator.schedule.scatter import scatters_to_selects, scatters_to_sums
+from gyrator.schedule.scatter import scatter_to_sums, scatters_to_selects
 from gyrator.schedule.split import split_reductions
 from gyrator.schedule.windows import unroll_windows
 from gyrator.session import Count, Session
@@ -84,7 +84,7 @@ def _passes_on_gpu(gpu: Gpu, session: Session) -> tuple[Pass[Program], ...]:
         return pad_rows(program, session.counters, everywhere=config.pad_strides, unpadded=unpadded)
 
     return (
-        Pass("scatters to sums", scatters_to_sums, check_program),
+        Pass("scatters to sums", partial(map_nests, change=scatter_to_sums), check_program),
         Pass("online softmax", lambda p: online_softmax(p, gpu), check_program),
         Pass("split on GPU", lambda p: split_on_gpu(p, gpu), check_program),
         Pass("pad rows", pad, check_program),
