@@ -14,8 +14,8 @@ from torch import Tensor
 from gyrator.autotune.parts import Builder
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
+from gyrator.ir.build import COMPUTED, FLOAT8
 from gyrator.ir.tree import Config
-from gyrator.ir.typed import COMPUTED, FLOAT8
 from gyrator.lowering.graph import lower
 from gyrator.runtime.targets import Targets
 from gyrator.schedule.gpu import Gpu

@@ -27,8 +27,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, inherited, values_of
-from gyrator.autograd.fake_results import overloads
-from gyrator.autograd.layout import contiguous_strides
+from gyrator.autograd.fake_results import contiguous_strides, overloads
 from gyrator.autograd.partition.recompute import size_hint
 from gyrator.autograd.symbols import expression
 

@@ -8,13 +8,14 @@ its own cache included, costs ten times as much as making a tensor of known meta
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from itertools import accumulate
+from operator import attrgetter, mul
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import is_contiguous_or_false, suggest_memory_format
+from torch._prims_common import is_contiguous_or_false, is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -256,6 +257,21 @@ def _unique_of(op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Te
     """Places and counts are integers; torch 2.11 states them in the type of ``x``."""
     values, *numbers = op(x, *args, **kwargs)
     return values, *[n.new_empty(n.shape, dtype=torch.int64) for n in numbers]
+
+
+def tangent_strides(result: Tensor) -> tuple[Any, ...]:
+    """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous; so
+    too for symbolic sizes and transposed sequences: norms and products, which mostly come next, give such gradients."""
+    static = all(type(n) is int for n in (*result.shape, *result.stride()))
+    transposed = result.ndim == 3 and result.stride(1) == 1
+    own = static and not transposed and is_non_overlapping_and_dense_or_false(result)
+    return result.stride() if own else contiguous_strides(result.shape)
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Row-major strides; a dimension of size 0 counts as 1, as in torch."""
+    counts = [max(size, 1) if isinstance(size, int) else size for size in reversed(shape[1:])]
+    return tuple(reversed([*accumulate(counts, mul, initial=1)][: len(shape)]))
 
 
 def overloads(names: str) -> tuple[OpOverload, ...]:

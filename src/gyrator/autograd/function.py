@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from gyrator import torch_compat
+from gyrator.autograd.fake_results import contiguous_strides
 from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.interface import BoxedCallable
-from gyrator.autograd.layout import contiguous_strides, copied
 from gyrator.errors import UnsupportedInput
+from gyrator.ir.evaluate import copied
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from gyrator.autograd.layout import copied
-from gyrator.ir.evaluate import copy_into
+from gyrator.ir.evaluate import copied, copy_into
 
 GraphKind = Literal["inference", "forward", "backward"]
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]

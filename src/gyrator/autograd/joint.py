@@ -24,11 +24,10 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Program, Result, describe_outputs
 from gyrator.autograd.attention import Kinds, Masks
 from gyrator.autograd.builder import Args, GraphBuilder, Kwargs, Meta, inherited
-from gyrator.autograd.fake_results import FakeResults
+from gyrator.autograd.fake_results import FakeResults, tangent_strides
 from gyrator.autograd.fused_attention import as_captured, attention, by_template, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.joined_linears import joined, linears_to_join
-from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.written_attention import attend, dropout_rate
 from gyrator.errors import UnsupportedOperator

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gyrator.autograd.layout import copied
 from gyrator.ir import philox
+from gyrator.ir.evaluate import copied
 
 
 def _seeds(n: int, device: torch.device) -> Tensor:

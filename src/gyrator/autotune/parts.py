@@ -9,10 +9,10 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.codegen.wrapper import print_wrapper
+from gyrator.ir.build import COMPUTED, FLOAT8
 from gyrator.ir.program import Program
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
-from gyrator.ir.typed import COMPUTED, FLOAT8
 from gyrator.lowering.graph import lower
 from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER

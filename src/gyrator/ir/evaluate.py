@@ -4,9 +4,10 @@
 dimension ``k``. Every expression then is a tensor that broadcasts to the grid's shape, in the IR's dtype."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import floordiv, mod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,6 +179,11 @@ def copy_into(target: Tensor, source: Tensor) -> Tensor:
     part = unrepeated(target)
     part.copy_(source if part is target else source[tuple(map(slice, part.shape))])
     return target
+
+
+def copied(x: Tensor, strides: Sequence[Any]) -> Tensor:
+    """A copy with these strides."""
+    return copy_into(torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device), x)
 
 
 def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:

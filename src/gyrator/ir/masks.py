@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from gyrator.ir.build import op
 from gyrator.ir.expr import Const, Expr, IndexValue, Op
 from gyrator.ir.index import Axis, Index, Max
 from gyrator.ir.simplify import index_of
-from gyrator.ir.typed import op
 
 _COMPARED, FAR = ("le", "lt", "ge", "gt"), 1 << 30
 """How places are compared, and how far from its row a key is that no bound leaves out."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from gyrator.ir.build import cast
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Program, map_nests
-from gyrator.ir.typed import cast
 
 Rule = Callable[[Expr], "Expr | None"]
 

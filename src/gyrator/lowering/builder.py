@@ -11,12 +11,11 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import COMPUTED, axes_of, cast, compute_dtype, coords_of
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Coords, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, View
 from gyrator.ir.symbols import Symbols
-from gyrator.ir.typed import COMPUTED, cast, compute_dtype
 from gyrator.lowering.refs import TWO, Operand, TensorRef, element, reals, view_coords, whole
 from gyrator.origin import Origin
 

@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 
 from gyrator.autograd import ops
 from gyrator.autograd.builder import flatten, mapped
+from gyrator.ir.build import compute_dtype, constant, op
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, Coords
-from gyrator.ir.typed import compute_dtype, constant, op
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import TWO, Operand, TensorRef, element, promoting_like, reals, view_coords, whole

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
+from gyrator.ir.build import cast, constant, number, op
 from gyrator.ir.expr import Expr, IndexValue, Random
 from gyrator.ir.index import Coords, Index, IndexLike, as_index, linear
-from gyrator.ir.typed import cast, constant, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
 from gyrator.lowering.refs import Operand, TensorRef, element
 

@@ -18,11 +18,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.effects import behaviour
 from gyrator.errors import UnsupportedOperator
+from gyrator.ir.build import number
+from gyrator.ir.build import op as operation
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
 from gyrator.ir.program import Arg, Extern, Item, Program, View
-from gyrator.ir.typed import number
-from gyrator.ir.typed import op as operation
 from gyrator.lowering.builder import Builder, Family, Meta, rows, same_strides
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.origin import in_context, origin_of

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.build import cast, like, number, op
 from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Coords, Index, Indirect
-from gyrator.ir.typed import cast, like, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Operand, TensorRef, element, promoting_like
 from gyrator.lowering.views import dimension

@@ -13,12 +13,12 @@ from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics, stays_whole
 from gyrator.autograd.partition.recompute import Cost, cost
+from gyrator.ir.build import COMPUTED, holds, number, op
 from gyrator.ir.evaluate import as_reals
 from gyrator.ir.expr import Expr, Scalar, Value
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.ir.typed import COMPUTED, holds, number, op
 from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
 from gyrator.lowering.builder import Builder, Family, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.build import between, both, cast, masked, number, op, within
 from gyrator.ir.expr import Const, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, contiguous_strides
 from gyrator.ir.program import Nest
-from gyrator.ir.typed import between, both, cast, masked, number, op, within
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Operand, TensorRef, element
 from gyrator.lowering.views import dimension, expanded, reshape

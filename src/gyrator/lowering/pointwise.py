@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
+from gyrator.ir.build import HALF, cast, compute_dtype, like, op
 from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.ir.index import Coords
-from gyrator.ir.typed import HALF, cast, compute_dtype, like, op
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, named_rows, rows
 from gyrator.lowering.refs import Operand, TensorRef, element, promoting_like
 

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from torch._ops import OpOverload
 
 from gyrator.autograd.channels_last import LARGEST_FILTER, MOST_FILTERS
+from gyrator.ir.build import between, both, cast, compute_dtype, like, masked, number, op, within
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Coords, Index, as_index, contiguous_strides, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
-from gyrator.ir.typed import between, both, cast, compute_dtype, like, masked, number, op, within
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows
 from gyrator.lowering.joins import joined
 from gyrator.lowering.reductions import reduction, summed

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import axes_of, cast, compute_dtype, coords_of, like, op
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Coords, Index, is_nonnegative, linear, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Nest, Reduce, Scan
-from gyrator.ir.typed import cast, compute_dtype, like, op
 from gyrator.lowering.builder import Builder, Family, Meta, named_rows, rows
 from gyrator.lowering.refs import Operand, TensorRef, whole
 from gyrator.lowering.views import dimension, narrowed

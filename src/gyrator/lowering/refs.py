@@ -7,10 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import axes_of, cast, coords_of, number
 from gyrator.ir.expr import Expr, Load, Op, Scalar, Value
 from gyrator.ir.index import ONE, Atom, Axis, Coords, Index, const, substitute
-from gyrator.ir.typed import cast, number
 
 TWO = const(2)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.build import between, cast, compute_dtype, like, masked, number, op
 from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ONE, ZERO, Coords, Index, Indirect, as_index, maximum
-from gyrator.ir.typed import between, cast, compute_dtype, like, masked, number, op
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.reductions import summed
 from gyrator.lowering.refs import TensorRef

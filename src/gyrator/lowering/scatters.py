@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of, nested_order
+from gyrator.ir.build import axes_of, cast, compute_dtype, constant, coords_of, like, nested_order, op
 from gyrator.ir.expr import Expr, Op, Value
 from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, product
 from gyrator.ir.ops import STEP_OF, identity
 from gyrator.ir.program import Nest, Scatter
-from gyrator.ir.typed import cast, compute_dtype, constant, like, op
 from gyrator.lowering import pointwise, views
 from gyrator.lowering.builder import Builder, Family, Lowering, Meta, rows, same_strides, strided
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain

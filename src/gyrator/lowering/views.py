@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.coords import nested_order, split_position
+from gyrator.ir.build import nested_order, split_position
 from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, clamp, dot, is_nonnegative, linear, product
 from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import TensorRef, view_coords

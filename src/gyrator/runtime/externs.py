@@ -5,9 +5,8 @@ from operator import attrgetter
 
 import torch
 
-from gyrator.autograd.layout import copied
 from gyrator.errors import OutputMismatch, UnsupportedOperator
-from gyrator.ir.evaluate import as_reals
+from gyrator.ir.evaluate import as_reals, copied
 from gyrator.torch_compat import reinterpret
 
 

@@ -11,9 +11,8 @@ renaming, once axes are split far enough:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gyrator.ir.coords import split_position
+from gyrator.ir.build import between, split_position
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, exact_quotient, is_less, linear, substitute
-from gyrator.ir.typed import between
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import axes_of, coords_of, op
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import ONE, contiguous_strides
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, View, bodies, shown_values, uses
-from gyrator.ir.typed import op
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import FLOATS, Product
 

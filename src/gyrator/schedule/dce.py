@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gyrator.ir import program as ir
-from gyrator.ir.coords import axes_of
+from gyrator.ir.build import axes_of
 from gyrator.ir.expr import Const
 from gyrator.ir.index import ZERO
 from gyrator.ir.ops import identity

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.coords import coords_of
+from gyrator.ir.build import coords_of
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scan, Scatter, defines, loads, map_nests, uses

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.coords import nested_order
+from gyrator.ir.build import nested_order
 from gyrator.ir.expr import Load
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Coords, Index, linear, product, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, defines, expressions, loads

@@ -13,11 +13,10 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from gyrator.ir import program as ir
-from gyrator.ir.coords import axes_of
+from gyrator.ir.build import axes_of, both, within
 from gyrator.ir.expr import Const, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Coords, Index, const, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
-from gyrator.ir.typed import both, within
 from gyrator.ir.volume import bytes_of, volume
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH

@@ -2,12 +2,12 @@
 
 from functools import cache
 
+from gyrator.ir.build import op, within
 from gyrator.ir.expr import Checked, Expr, Load, Masked, map_indirect
 from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
 from gyrator.ir.simplify import Rule
-from gyrator.ir.typed import op, within
 
 
 def predicate(program: Program, rule: Rule) -> Program:

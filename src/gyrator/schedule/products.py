@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.coords import split_position
+from gyrator.ir.build import both, split_position, within
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
 from gyrator.ir.program import Arg, Extern, Input, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Attend, Config
-from gyrator.ir.typed import both, within
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import EXPERTS_IN_A_LOOP, full_view
 

@@ -8,13 +8,12 @@ Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they c
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from gyrator.ir.coords import axes_of
+from gyrator.ir.build import axes_of, within
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, div_mod, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, View, bodies, defines
 from gyrator.ir.simplify import Rule
-from gyrator.ir.typed import within
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import full_view

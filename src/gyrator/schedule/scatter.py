@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import axes_of, between, both, cast, coords_of, masked, number, op
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, const, div_mod, is_nonnegative, linear, substitute
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
-from gyrator.ir.typed import between, both, cast, masked, number, op
 from gyrator.ir.volume import iterations, power, volume
 
 LEAST_CROWD = 512

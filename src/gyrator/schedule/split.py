@@ -6,12 +6,11 @@ from math import gcd
 
 import torch
 
-from gyrator.ir.coords import axes_of, coords_of
+from gyrator.ir.build import axes_of, cast, coords_of, op
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
-from gyrator.ir.typed import cast, op
 from gyrator.ir.volume import iterations
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import LANES, SIMPLE

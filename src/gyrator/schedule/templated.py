@@ -15,13 +15,12 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.coords import axes_of
+from gyrator.ir.build import axes_of, cast, op
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, contiguous_strides, substitute
 from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Config, Contract, Kernel, Loop, Param, touched
-from gyrator.ir.typed import cast, op
 from gyrator.origin import Origin, merge
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.canonical import Canonical, named

@@ -8,10 +8,10 @@ from functools import partial, reduce
 
 import torch
 
+from gyrator.ir.build import op
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, defines, loads, map_nests
-from gyrator.ir.typed import op
 from gyrator.ir.volume import iterations, volume
 
 MOST, MOST_ON_GPU, ROW, DIVISIONS, VECTOR = 32, 128, 8, 64, 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyrator.ir.build import op
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import Axis, Index, const, contiguous_strides, maximum
 from gyrator.ir.masks import FAR, band
 from gyrator.ir.program import Nest, Pointwise
 from gyrator.ir.simplify import simplifier
-from gyrator.ir.typed import op
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.prologue import element_of
 

@@ -1,14 +1,15 @@
-"""Typed scalar expressions: constants, casts and torch's dtype promotion. Half precision is computed in float32: an op
-casts its arguments up, computes, and casts its result down, one rounding per ATen op as in eager's own kernels."""
+"""What nests are built of: typed expressions (constants, casts, conditions), and a shape's axes, coordinates and the way
+back from a position. Half precision is computed in float32: an op casts its arguments up, computes, and casts its
+result down, one rounding per ATen op as in eager's own kernels."""
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Op, Scalar
-from gyrator.ir.index import ZERO, Coords, Index, is_less, is_nonnegative
+from gyrator.ir.index import ONE, ZERO, Axis, Coords, Index, div_mod, is_less, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.torch_compat import float8_saturates
 
@@ -107,3 +108,42 @@ def between(index: Index, low: Index, high: Index) -> list[Expr]:
 def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
     """``body`` where all conditions hold, else the literal ``other``; just ``body`` if there are none."""
     return Masked(both(conditions), body, constant(other, body.dtype)) if conditions else body
+
+
+@lru_cache(maxsize=1024)
+def axes_of(prefix: str, shape: tuple[Index, ...]) -> tuple[Axis, ...]:
+    """One axis per dimension: ``i0 < shape[0]``, ``i1 < shape[1]``, … for the prefix ``i``."""
+    return tuple([Axis(f"{prefix}{k}", extent) for k, extent in enumerate(shape)])
+
+
+@lru_cache(maxsize=1024)
+def coords_of(axes: tuple[Axis, ...]) -> Coords:
+    """The axes as indices; an axis of extent 1 is 0."""
+    return tuple([ZERO if a.extent is ONE else a.index() for a in axes])
+
+
+def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
+    """The row-major coordinates of a linear position within ``extents``; it must lie in range."""
+    coords: list[Index] = []
+    for extent in reversed(extents[1:]):
+        position, inner = div_mod(position, extent)
+        coords.append(inner)
+    if extents:
+        coords.append(position)
+    return coords[::-1]
+
+
+def nested_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
+    """The dimensions of more than one element, widest stride first, if each stride spans what is inner."""
+    order: list[int] = []
+    left = [k for k, extent in enumerate(shape) if extent is not ONE]
+    span = ONE
+    while left:
+        inner = [k for k in left if all(is_nonnegative(strides[j] - strides[k]) for j in left)]
+        if not inner or not is_nonnegative(strides[inner[-1]] - span):
+            return None
+        k = inner[-1]
+        span = span + (shape[k] - 1) * strides[k]
+        order.insert(0, k)
+        left.remove(k)
+    return order
