@@ -1,5 +1,5 @@
-"""What nests are built of: typed expressions (constants, casts, conditions), and a shape's axes, coordinates and the way
-back from a position. Half precision is computed in float32: an op casts its arguments up, computes, and casts its
+"""What nests are built of: typed expressions (constants, casts, conditions), and a shape's axes, coordinates and the
+way back from a position. Half precision is computed in float32: an op casts its arguments up, computes, and casts its
 result down, one rounding per ATen op as in eager's own kernels."""
 
 import math
