@@ -33,8 +33,8 @@ from gyrator.autograd.shell import flattened, lifted, taking_list, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.errors import GyratorError, GyratorWarning, UnsupportedInput, UnsupportedOperator
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
+from gyrator.report.data import ProgramRecord
 from gyrator.report.dump import dump_graph, dump_partition
-from gyrator.report.record import ProgramRecord
 from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER

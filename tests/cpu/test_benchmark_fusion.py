@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gyrator
 from gyrator import benchmark_fusion
-from gyrator.report.record import GraphRecord
+from gyrator.report.data import GraphRecord
 
 OPTIONS = {"benchmark_fusion": True, "metrics": "slow_fusion"}
 TABLE = Path("metric_table_slow_fusion.csv")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gyrator
-from gyrator.report.record import GraphRecord
+from gyrator.report.data import GraphRecord
 
 Program = Callable[..., object]
 

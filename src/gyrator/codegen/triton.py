@@ -28,11 +28,10 @@ from gyrator.codegen.triton_foreach import VECTOR, Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
-from gyrator.ir.expr import Const, Expr, Load, Ref, Scalar
+from gyrator.ir.expr import Const, Expr, Load, Ref, Scalar, stem_of
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, as_index, product
 from gyrator.ir.ops import REDUCTIONS, STEP_OF, identity
 from gyrator.ir.program import View
-from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
 from gyrator.schedule.layout import contiguous
 

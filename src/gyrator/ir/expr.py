@@ -7,6 +7,7 @@ the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -369,3 +370,9 @@ _SHORT = {
 def short(dtype: torch.dtype) -> str:
     """``f32`` for torch.float32, and so on."""
     return _SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def stem_of(name: str) -> str:
+    """What a value holds, without the numbers that tell it from others: ``log2_default_10`` → ``log2_default``,
+    ``var_mean_10_welford`` → ``var_mean_welford``, ``arg3`` → ``arg``."""
+    return re.sub(r"_\d+(?=_|$)|(?<=^arg)\d+", "", name).strip("_") or "t"

@@ -241,9 +241,3 @@ class _Names:
 def listed(indices: Iterable[Index]) -> str:
     """Indices side by side."""
     return ", ".join(map(str, indices))
-
-
-def stem_of(name: str) -> str:
-    """What a value holds, without the numbers that tell it from others: ``log2_default_10`` → ``log2_default``,
-    ``var_mean_10_welford`` → ``var_mean_welford``, ``arg3`` → ``arg``."""
-    return re.sub(r"_\d+(?=_|$)|(?<=^arg)\d+", "", name).strip("_") or "t"

@@ -11,7 +11,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of, value_bytes
 from gyrator.metrics.kernels import KernelFacts, facts_of
 from gyrator.origin import place_of, places_of
-from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
+from gyrator.report.data import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.plan import Call, Copy, Join, Launch, Plan, held
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, uses_of
 from gyrator.schedule.stage import Scheduled

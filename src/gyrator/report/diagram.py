@@ -9,7 +9,7 @@ import networkx as nx
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.filesize import decimal
 
-from gyrator.report.record import GraphRecord, StepRecord
+from gyrator.report.data import GraphRecord, StepRecord
 
 _HERE = FileSystemLoader(Path(__file__).parent)
 TEMPLATES = Environment(loader=_HERE, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

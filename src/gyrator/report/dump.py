@@ -17,8 +17,8 @@ from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
 from gyrator.ir.volume import UNKNOWN_SIZE
 from gyrator.origin import origin_of
+from gyrator.report.data import GraphRecord
 from gyrator.report.diagram import diagram
-from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Step

@@ -9,9 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from gyrator.optional import require
-from gyrator.report.data import ReportData, roofline
+from gyrator.report.data import Places, ReportData, roofline
 from gyrator.report.diagram import TEMPLATES, diagram
-from gyrator.report.record import Places
 
 AROUND = 2
 """Lines of the user's program shown before and after the one that a kernel comes from."""

@@ -8,8 +8,7 @@ from rich.filesize import decimal as size_text
 from rich.markup import escape
 from rich.table import Table
 
-from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline
-from gyrator.report.record import KernelRecord
+from gyrator.report.data import GraphReport, KernelRecord, ProgramReport, ReportData, roofline
 
 ROWS = 12
 """Most rows of a table; the rest is counted."""

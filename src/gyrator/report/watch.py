@@ -17,8 +17,7 @@ from gyrator.config import Config
 from gyrator.metrics.kernels import KernelFacts
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import Origin, origin_of, place_of
-from gyrator.report.data import ProgramReport
-from gyrator.report.record import GraphRecord, Kept, ProgramRecord
+from gyrator.report.data import GraphRecord, Kept, ProgramRecord, ProgramReport
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.triton_tune import Variant
 from gyrator.session import Session

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from gyrator.ir.build import cast, op
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite, with_loads
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite, stem_of, with_loads
 from gyrator.ir.index import ONE, ZERO, Axis, as_index
 from gyrator.ir.masks import causal
 from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
-from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.volume import fits_32_bits, iterations
 from gyrator.schedule.canonical import named

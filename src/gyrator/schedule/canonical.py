@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Random, Value, reading, with_loads
+from gyrator.ir.expr import Expr, Load, Random, Value, reading, stem_of, with_loads
 from gyrator.ir.index import ONE, Atom, Axis, Index, Size, substitute
 from gyrator.ir.program import Nest, Scatter, defines, expressions, loads
-from gyrator.ir.text import kernel_text, stem_of
+from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Kernel, indices_in
 from gyrator.schedule.group import Group, Member
 

@@ -11,10 +11,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
+from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite, stem_of
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import output_values
-from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, loads_in, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge

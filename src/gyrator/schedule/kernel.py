@@ -11,12 +11,11 @@ from functools import cache
 import torch
 
 from gyrator.ir.build import cast, op
-from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite, stem_of
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
-from gyrator.ir.text import stem_of
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
 from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.origin import merge

@@ -17,7 +17,7 @@ from gyrator.config import Config
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
-from gyrator.report.record import GraphRecord
+from gyrator.report.data import GraphRecord
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.targets import find_targets
 from gyrator.runtime.workers import Workers

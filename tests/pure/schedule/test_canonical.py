@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gyrator.config import Config
+from gyrator.ir.expr import stem_of
 from gyrator.ir.index import const
 from gyrator.ir.program import Program
-from gyrator.ir.text import stem_of
 from gyrator.schedule.plan import Launch, Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
