@@ -113,3 +113,19 @@ def test_some_lanes_of_16_bits_are_read_in_pairs(mode: str) -> None:
     listing = ["objdump", "-d", "--no-show-raw-insn", str(build(text, mode))]
     found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert found.count("vpmaskmovd") == 1
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.parametrize("mode", [m for m in MODES if m.values[0] == "avx2"])
+def test_the_variance_of_a_short_row_is_summed_in_registers(mode: str) -> None:
+    """Halves of registers that go to memory and whole ones that come back wait for each other in each row."""
+    text = """extern "C" void variances(float* y, const float* x, int64_t rows) {
+      for (int64_t i = 0; i < rows; ++i) {
+        gy::Welford<float, 16> all;
+        for (int64_t j = 0; j < 32; j += 16) all.update(gy::load<16>(x + i * 32 + j));
+        gy::store(y + i, all.result().m2);
+      }
+    }"""
+    listing = ["objdump", "-d", "--no-show-raw-insn", str(build(text, mode))]
+    found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"vmov\w+ +%xmm\d+,[-\w]*\(%r[sb]p\)", found) == []

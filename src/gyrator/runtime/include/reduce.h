@@ -302,7 +302,7 @@ template <class T, int L> struct VChunks {
   int64_t pending = 0, full = 4;
 
   GY_FN void update(Vec<T, L> v) {
-    if (pending == 0) shift = middle.count > 0 ? middle.mean : total.count > 0 ? total.mean : v;
+    if (__builtin_expect(pending == 0 && full == 4, 0)) shift = v;
     const auto d = sub(v, shift);
     sum = add(sum, d);
     squares = multiply_add(d, d, squares);
@@ -326,8 +326,10 @@ template <class T, int L> struct VChunks {
     sum = squares = broadcast<L>(T(0));
     pending = 0;
     full = full < 32 ? 2 * full : 32;
+    shift = middle.mean;
     if (middle.count < 32 * 32) return;
     total.merge(middle);
+    shift = total.mean;
     middle = {};
   }
 };
