@@ -27,9 +27,10 @@ class Access:
     weight: int
 
 
-def accesses(group: Group, stored: frozenset[Value]) -> list[Access]:
-    """Loads from memory and stores of the values in ``stored``."""
-    return [replace(a, position=substitute(a.position, m.at)) for m, a in _own_accesses(group, stored)]
+def accesses(group: Group, stored: frozenset[Value], *, inside: bool = False) -> list[Access]:
+    """Loads from memory and stores of the values in ``stored``; only those ``inside`` the loops over spaces."""
+    own = ((m, a) for m, a in _own_accesses(group, stored) if not inside or m.space is not None)
+    return [replace(a, position=substitute(a.position, m.at)) for m, a in own]
 
 
 def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Iterator[tuple[Member, Access]]:

@@ -78,7 +78,9 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
         return _points(group, found)
     column = _column(group, contiguous_axes(found))
     column = _cheaper_column(group, stored, found, column)
-    if column is not None and column.extent.value in (2, 4, 8) and (beside := _beside(group, column, found)):
+    results = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
+    inside = accesses(group, stored - results, inside=True)
+    if column is not None and (beside := _beside(group, column, found)) and _are_one(column, beside, inside):
         return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
     narrow = column is not None and iterations((column,)) <= TINY and all(m.space is not None for m in group.members)
     rows = [a for a in group.outer if not (narrow and a is column)]
@@ -135,9 +137,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
-        steps = [(a.position.coefficient(last), a.position.coefficient(near)) for a in found] if near else []
-        fits = LANES % iterations((last,)) == 0 or {*steps} == {(ONE, last.extent)}
-        if across is None and near and fits and iterations((near, last)) >= LANES:
+        if across is None and near and _are_one(last, near, found) and iterations((near, last)) >= LANES:
             # vectors along both as one, as in images of 7 columns: the last alone would fill but a part of them
             both, parallel = Axis(near.name, near.extent * last.extent), [a for a in parallel if a is not near]
             column = _for_threads(both, parallel, blocks)
@@ -213,6 +213,13 @@ def _beside(group: Group, last: Axis, found: list[Access]) -> Axis | None:
     return next((a for test in (all, any) for a, beside in steps.items() if ends and test(beside)), None)
 
 
+def _are_one(last: Axis, near: Axis, found: list[Access]) -> bool:
+    """Whether vectors along a short axis and the one before hold whole turns, or all lies as if both were one."""
+    steps = {(a.position.coefficient(last), a.position.coefficient(near)) for a in found}
+    partial = iterations((last,)) < 4 * LANES and iterations((last,)) % LANES > 0
+    return last.extent.value in (2, 4, 8) or (partial and steps == {(ONE, last.extent)})
+
+
 def _for_threads(lane: Axis, parallel: list[Axis], blocks: dict[Atom, Index]) -> Axis:
     """The lane, or if ``parallel`` has few iterations, the lane of a block; the loop over blocks joins them then."""
     if iterations(parallel) < 64 and iterations((lane,), 1 << 20) > 2 * BLOCK:
@@ -270,7 +277,8 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
     roots = [m.nest.root for m in group.members]
     simple = not tiny and all(r.kind in SIMPLE if isinstance(r, Reduce) else not isinstance(r, Scan) for r in roots)
     width = iterations((column,), 1 << 12)
-    simple = simple and (width < BLOCK or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
+    small = iterations(group.outer) < BLOCK  # as results of parts are, which are added up in float64
+    simple = simple and (small or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
     style = Style.SHEET if simple else Style.STRIPS
     block = _sheet_width(width, iterations(others)) if simple else 4 * LANES
     blocks: dict[Atom, Index] = {}

@@ -25,13 +25,15 @@ FILLED, SHORT = 128, 4
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations, which
-    follow each other or, ``in_turns``, lie ``parts`` apart. A ``column`` is the kept axis that parts come before."""
+    follow each other or, ``in_turns``, lie ``parts`` apart. A ``column`` is the kept axis that parts come before, or,
+    if they are ``ends`` of rows, after."""
 
     axes: tuple[Axis, ...]
     parts: int
     step: Index
     in_turns: bool = False
     column: Axis | None = None
+    ends: bool = False
 
     @property
     def length(self) -> Index:
@@ -50,8 +52,11 @@ def split_reductions(program: Program) -> Program:
     parts, then of all. The result does not depend on the number of threads.
 
     Before that, where columns are no whole vectors, rows that fill some are summed apart:
-    ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32 x[i*32 + b, j]; …``"""
-    filled = map_nests(program, lambda nest: split(nest, _cut(nest, _rows_for_vectors)))
+    ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32 x[i*32 + b, j]; …``
+    and so are the elements of short ends of rows, as of ``x[i, j, k]`` the 8 along k, which vectors hold with those
+    of other j."""
+    joined = map_nests(program, lambda nest: split(nest, _cut(nest, _short_ends)))
+    filled = map_nests(joined, lambda nest: split(nest, _cut(nest, _rows_for_vectors)))
     return map_nests(filled, lambda nest: split(nest, _cut(nest, _rows_for_cores)))
 
 
@@ -60,6 +65,17 @@ def _cut(nest: Nest, choose: Callable[[Nest, Reduce], Cut | None]) -> Cut | None
     if not isinstance(root, Reduce) or root.kind not in (*SIMPLE, "welford") or nest.on_gpu or not nest.axes:
         return None
     return None if iterations((*nest.axes, *root.reduced)) < MIN_WORK else choose(nest, root)
+
+
+def _short_ends(nest: Nest, root: Reduce) -> Cut | None:
+    """Ends of rows of less than four vectors that a kept axis follows in memory, of many rows."""
+    place = _largest_place(root)
+    end = next((a for a in root.reduced if place.coefficient(a) is ONE), None)
+    near = next((a for a in nest.axes if end and place.coefficient(a) is end.extent), None)
+    if end is None or near is None or root.kind == "welford" or iterations((end,)) >= 4 * LANES:
+        return None
+    many = iterations(root.reduced) >= FILLED * iterations((end,))
+    return Cut((end,), end.extent.value or 0, ONE, column=near, ends=True) if many and end.extent.value else None
 
 
 def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
@@ -113,10 +129,14 @@ def cut_in_turns(axes: tuple[Axis, ...], parts: int) -> Cut:
 
 def column_place(nest: Nest, root: Reduce) -> Index | None:
     """Where the largest load reads if that is contiguous along a kept axis: columns are reduced; else None."""
-    positions = [load.value.position(load.index) for load in loads(root.body)]
-    largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
+    largest = _largest_place(root)
     moves = any(axis in root.reduced for axis in largest.axes())  # else what is reduced is computed, not read
     return largest if moves and any(largest.coefficient(axis) is ONE for axis in nest.axes) else None
+
+
+def _largest_place(root: Reduce) -> Index:
+    positions = [load.value.position(load.index) for load in loads(root.body)]
+    return max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
 
 
 def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
@@ -143,7 +163,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         return [node for each in sums for node in split(each, cut)]
     reach = [] if cut.in_turns else reached(cut.axes, cut.step)
     counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
-    sizes, before = [a.extent for a in nest.axes], nest.axes.index(cut.column) if cut.column else 0
+    sizes, before = [a.extent for a in nest.axes], nest.axes.index(cut.column) + cut.ends if cut.column else 0
     sizes[before:before] = counts
     axes, end = axes_of("i", tuple(sizes)), before + len(counts)
     blocks, kept = axes[before:end], axes[:before] + axes[end:]
