@@ -80,8 +80,9 @@ class Builder:
         self._prefix = "v"
         self._origins: tuple[Origin, ...] = ()
 
-    def begin(self, node: fx.Node, origin: Origin) -> None:
-        """What follows is the lowering of ``node``."""
+    def begin(self, node: fx.Node, origin: Origin, *, last: bool = False) -> None:
+        """What follows is the lowering of ``node``; the ``last`` before calls and outputs, or not."""
+        self.last = last
         self._prefix = node.name.lstrip("_") or "v"
         self._origins = (origin,)
 

@@ -105,7 +105,7 @@ class _Lowering:
         for node in [node for node in self.graph.graph.nodes if node is not end]:
             origin = origin_of(node)
             with blame(node, origin):
-                self.b.begin(node, origin)
+                self.b.begin(node, origin, last=_is_last(node))
                 self.env[node] = self._node(node)
         shown = [(self._argument(traced), traced) for traced in flatten(end.args[0])]
         outputs: list[Output] = [extern.argument(self.b, end, *pair, exact=True) for pair in shown]  # type: ignore[misc]
@@ -240,6 +240,11 @@ class _Lowering:
                         found.setdefault(size, Derived(size, value.name, text.format(k)))
         known |= found.keys()
         return (*found.values(), *[derived for derived in self.b.symbols.derived if derived.size not in known])
+
+
+def _is_last(node: fx.Node) -> bool:
+    """Whether only calls and the output take the result of a node, or views of it."""
+    return all(_is_last(u) if u.target in views.LOWERINGS else u.target not in LOWERINGS for u in node.users)
 
 
 def _literal(tensor: torch.Tensor) -> bool | int | float | None:

@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.build import between, both, cast, masked, number, op, within
-from gyrator.ir.expr import Const, Expr, IndexValue
+from gyrator.ir.build import between, both, cast, constant, masked, number, op, within
+from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
 from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, contiguous_strides
-from gyrator.ir.program import Nest
+from gyrator.ir.program import Extern, Nest
+from gyrator.ir.volume import volume
 from gyrator.lowering.builder import Builder, Family, Meta, rows
-from gyrator.lowering.refs import Operand, TensorRef, element
+from gyrator.lowering.refs import Operand, TensorRef, element, whole
 from gyrator.lowering.views import dimension, expanded, reshape
 
+RUN, LARGE = 256, 1 << 20
+"""Bytes of a row of a part, and of all, from which on parts are made apart where the result is not read by loops."""
 MANY, MANY_ON_GPU = 8, 32
 """With more inputs, cat stays a call: each would be a branch in the body, or a load that most threads skip."""
 
@@ -21,18 +24,21 @@ MANY, MANY_ON_GPU = 8, 32
 def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
     d = dimension(dim, len(out.shape))
     parts = [t for t in tensors if t.rank == len(out.shape) and ZERO not in t.shape]
-    if len(parts) > MANY and (out.device.type != "cuda" or len(parts) > MANY_ON_GPU or _is_laid(b, out, parts)):
-        return NotImplemented
     if not parts:
         return b.full(out, 0)
+    made = {value for node in b.nodes if isinstance(node, Nest) for value in node.out}
+    laid = out.strides == contiguous_strides(out.shape)  # parts that loops make are made where they end
+    most = MANY if out.device.type != "cuda" else MANY_ON_GPU
+    if len(parts) > most or (len(parts) > MANY and laid and 2 * sum(t.value in made for t in parts) >= len(parts)):
+        return NotImplemented
+    row = min(volume(part.shape[d:]) for part in parts) * out.dtype.itemsize
+    large = row >= RUN and volume(out.shape) * out.dtype.itemsize >= LARGE
+    if b.last and laid and large and most == MANY:  # loops of their own, which do not ask where an element is
+        copies = tuple([b.as_view(b.copy(part, out.with_shape(part.shape), "part")) for part in parts])
+        b.add(Extern((whole_value := b.value(out),), "aten.cat.default", (copies, d)))
+        return whole(whole_value)
     starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
     return b.pointwise(out, lambda at: joined(out.dtype, parts, starts, d, at))
-
-
-def _is_laid(b: Builder, out: Meta, parts: Sequence[TensorRef]) -> bool:
-    """Whether loops make most of the parts, so that as those of a call they are made where they end."""
-    made = {value for node in b.nodes if isinstance(node, Nest) for value in node.out}
-    return out.strides == contiguous_strides(out.shape) and 2 * sum(t.value in made for t in parts) >= len(parts)
 
 
 def joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
