@@ -17,7 +17,7 @@ from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
-from gyrator.ir.volume import cost_of, iterations, volume
+from gyrator.ir.volume import at_most, cost_of, iterations, volume
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named
 from gyrator.schedule.gpu import Gpu
@@ -117,7 +117,7 @@ class Writer:
         shape = self.shape
         grain = _cost(stages)
         if shape.style in (Style.POINTS, Style.STRIPS) and shape.lane is not None:
-            stages = (Loop(shape.lane, LoopKind.LANES, stages, lanes=shape.lanes),)
+            stages = (Loop(shape.lane, LoopKind.LANES, stages, lanes=self._lanes(shape.lane)),)
             grain *= volume((shape.lane.extent,))
         if shape.tile is not None:
             stages = self._transposed(Loop(shape.tile, LoopKind.SERIAL, stages))
@@ -133,7 +133,7 @@ class Writer:
         lane = self.shape.lane
         if self.shape.style is not Style.SHEET or lane is None or not stages:
             return stages
-        return [Loop(lane, LoopKind.LANES, tuple(stages), lanes=self.shape.lanes)]
+        return [Loop(lane, LoopKind.LANES, tuple(stages), lanes=self._lanes(lane))]
 
     def _space(self, level: int, space: int) -> list[Loop | Stage]:
         """The loops over one space at one level: reductions, scans, stores."""
@@ -170,10 +170,16 @@ class Writer:
         if self.shape.style is Style.SPLIT:
             kinds[0] = LoopKind.PARALLEL
         for axis, kind in zip(reversed(axes), reversed(kinds), strict=True):
-            lanes = self.shape.lanes if kind is LoopKind.LANES else 1
+            lanes = self._lanes(axis) if kind is LoopKind.LANES else 1
             grain = _cost(body) if kind is LoopKind.PARALLEL else 0
             body = (Loop(axis, kind, body, carries if axis is axes[0] else (), lanes, grain),)
         return body
+
+    def _lanes(self, axis: Axis) -> int:
+        """Those of the shape; of a short loop only as many as hold all, if they fill half a register of AVX2."""
+        values = [v for m in self.members for v in (*[load.value for load in m.loads], *defines(m.nest))]
+        least, most = 16 // min(v.dtype.itemsize for v in values), at_most(axis.extent) or self.shape.lanes
+        return min(self.shape.lanes, max(least, 1 << (most - 1).bit_length()))
 
     def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
         """The element of a tile for one in memory that is contiguous along the tile's rows; any other is itself."""

@@ -153,3 +153,39 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_else_it_stays_a_call(case: str) -> None:
     plan = scheduled(LEFT[case], (X, A)).plan
     assert "aten.cat.default" in [step.extern.op for step in plan.steps if isinstance(step, Call)]
+
+
+LARGE = torch.randn(1100, 192), torch.randn(1100, 64)
+
+
+def beside(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    part = x.relu()
+    return torch.cat([part, y], 1), part
+
+
+def through_views(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x.t().reshape(192, 1100), y.t()], 0).view(2, 128, 1100).transpose(0, 1)
+
+
+@pytest.mark.parametrize("fn", [beside, through_views], ids=lambda fn: fn.__name__)
+def test_two_large_parts_are_made_apart_where_no_loop_reads_the_whole(fn: Callable[..., Any]) -> None:
+    plan = scheduled(fn, LARGE, dynamic=False).plan
+    assert any(isinstance(step, Join) for step in plan.steps)
+    assert sum(isinstance(step, Launch) for step in plan.steps) == 2
+    want = fn(*LARGE)
+    for got, whole in zip(run_plan(plan, LARGE, ()), want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(got, whole)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, y: torch.cat([x, y], 1) + 1, LARGE),
+        (lambda x, y: torch.cat([x, y[:, :8]], 1), LARGE),
+        (lambda x, y: torch.cat([x, y], 1), [x[:100] for x in LARGE]),
+    ],
+    ids=["read by a loop", "short rows", "small"],
+)
+def test_others_are_made_by_one_loop(fn: Callable[..., Any], args: Sequence[Tensor]) -> None:
+    plan = scheduled(fn, args, dynamic=False).plan
+    assert [type(step) for step in plan.steps if isinstance(step, Join | Launch | Call)] == [Launch]

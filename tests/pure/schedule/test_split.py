@@ -88,3 +88,30 @@ def test_vectors_lie_along_the_largest_tensor() -> None:
     made = scheduled(lambda x, y: x / y, [torch.randn(300, 512, 7), torch.randn(300, 1, 7)], dynamic=False)
     (loop,) = (p for k in made.plan.kernels for p in walk_loops(k.body) if p.kind is LoopKind.LANES)
     assert loop.axis.extent.value == 512
+
+
+@pytest.mark.parametrize("width", [8, 3, 20])
+def test_short_ends_of_rows_fill_vectors_with_those_that_follow_them(width: int) -> None:
+    def ends(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * x).sum((0, 2)), (x + y).amax((0, 2))
+
+    x, y = torch.randn(4096, 6, width), torch.randn(width)
+    made = scheduled(ends, [x, y], dynamic=False)
+    assert max(vector_lengths(made.plan)) == 6 * width
+    torch.testing.assert_close(tuple(run_plan(made.plan, [x, y], ())), ends(x, y), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_narrow_columns_fill_vectors_with_those_that_follow_them(name: str) -> None:
+    """The result lies in another way, but it is small."""
+    x = torch.randn(1000, 40, 12).transpose(1, 2)
+    made = scheduled(SUMS[name], [x], dynamic=False)
+    assert max(vector_lengths(made.plan)) >= 256
+    (got,) = run_plan(made.plan, [x], ())
+    torch.testing.assert_close(got, SUMS[name](x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "scratch"), [(8, False), (80, True)])
+def test_few_rows_are_summed_in_registers(rows: int, scratch: bool) -> None:
+    (kernel,) = scheduled(lambda x: x.exp().sum(1), [torch.randn(100, rows, 256)], dynamic=False).plan.kernels
+    assert bool(kernel.scratch) == scratch
