@@ -81,6 +81,7 @@ class Expressions(Blocks[Term, Block]):
         self.width = 1
         self.pointers: dict[Value, Term] = {}
         self.checks: list[Checked] = []
+        self._rows = frozenset(value for value in kernel.scratch if len(value.shape) == 1)
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
     def forget(self, values: Iterable[Value]) -> None:
@@ -252,7 +253,8 @@ class Expressions(Blocks[Term, Block]):
         slope, rest = self._by_lanes(flat)
         if not rest.terms:
             at, stride = self.index(flat), self.index(slope)
-            return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
+            way = "_whole" if value in self._rows and self.lanes and flat is self.lanes.index() else ""
+            return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text, way=way)
         fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
         at, moving = self.index(fixed), flat - fixed
         ends = self._first_and_last(moving) if loading else ""

@@ -233,6 +233,11 @@ template <int L, class T, class... Mask> GY_FN void store(lanes<L>, T* to, Vec<T
 template <int L, class T, class... Mask> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v, Mask... m) {
   store(to, v, on(some, m...));
 }
+// Of a scratch row, which has room for a whole vector at its end: what is written with a mask is read late.
+template <template <int> class Some, int L, class T, class... Mask>
+GY_FN Vec<T, L> load_whole(Some<L>, const T* from, Mask... m) { return load(lanes<L>{}, from, m...); }
+template <template <int> class Some, int L, class T, class... Mask>
+GY_FN void store_whole(Some<L>, T* to, Vec<T, L> v, Mask... m) { store(to, v, m...); }
 template <int L, class T, class At, class... Mask>
 GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Mask... m) {
   store_strided(to, at, v, m...);
@@ -276,12 +281,12 @@ GY_FN Range share(int64_t steps) {
   return {steps * me / all, steps * (me + 1) / all};
 }
 
-// Memory of one thread, aligned to a cache line. The element types are trivial.
+// Memory of one thread, aligned to a cache line, with room for a last vector. The element types are trivial.
 template <class T> struct Scratch {
   T* at = nullptr;
   explicit Scratch(int64_t count) {
     void* memory = nullptr;
-    if (posix_memalign(&memory, 64, size_t(count > 0 ? count : 1) * sizeof(T)) != 0) __builtin_trap();
+    if (posix_memalign(&memory, 64, size_t(count + 64) * sizeof(T)) != 0) __builtin_trap();
     at = static_cast<T*>(memory);
   }
   Scratch(const Scratch&) = delete;
