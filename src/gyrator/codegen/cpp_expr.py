@@ -81,7 +81,7 @@ class Expressions(Blocks[Term, Block]):
         self.width = 1
         self.pointers: dict[Value, Term] = {}
         self.checks: list[Checked] = []
-        self._rows = frozenset(value for value in kernel.scratch if len(value.shape) == 1)
+        self._padded = frozenset(value for value in kernel.scratch if len(value.shape) == 1)
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
     def forget(self, values: Iterable[Value]) -> None:
@@ -253,7 +253,7 @@ class Expressions(Blocks[Term, Block]):
         slope, rest = self._by_lanes(flat)
         if not rest.terms:
             at, stride = self.index(flat), self.index(slope)
-            way = "_whole" if value in self._rows and self.lanes and flat is self.lanes.index() else ""
+            way = "_whole" if value in self._padded and self.lanes and flat is self.lanes.index() else ""
             return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text, way=way)
         fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
         at, moving = self.index(fixed), flat - fixed
@@ -426,7 +426,9 @@ class Expressions(Blocks[Term, Block]):
         """``int32_t`` where all that varies but in steps is places of 32 bits, and no sum of them needs more."""
         varying = [a for m, _ in self._by_lanes(index)[1].terms for a in m if self._step(a) is not ZERO]
         fits = fits_32_bits(index) and all(c > 0 for _, c in index.terms)
-        return "int32_t" if varying and fits and all(map(_has_32_bits, varying)) else "int64_t"
+        places = [a.value for a in varying if isinstance(a, Indirect) and isinstance(a.value, Op)]
+        checked = [p for p in places if p.name == "cast" and isinstance(p.args[0], Checked)]  # in 32 bits
+        return "int32_t" if varying and fits and len(checked) == len(varying) else "int64_t"
 
     def _vector_atom(self, atom: Atom, integer: str) -> Term:
         match atom:
@@ -445,12 +447,6 @@ class Expressions(Blocks[Term, Block]):
             case Indirect(value):
                 return replace(self.value(value), name=False)
         return self.vector_index(atom.index())
-
-
-def _has_32_bits(atom: Atom) -> bool:
-    """Whether it is a place that was checked in 32 bits."""
-    place = atom.value if isinstance(atom, Indirect) else None
-    return isinstance(place, Op) and place.name == "cast" and isinstance(place.args[0], Checked)
 
 
 def plus(pointer: str, offset: Term) -> str:

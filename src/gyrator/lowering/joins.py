@@ -15,8 +15,8 @@ from gyrator.lowering.builder import Builder, Family, Meta, rows
 from gyrator.lowering.refs import Operand, TensorRef, element, whole
 from gyrator.lowering.views import dimension, expanded, reshape
 
-RUN, LARGE = 256, 1 << 20
-"""Bytes of a row of a part, and of all, from which on parts are made apart where the result is not read by loops."""
+RUN, LARGE = 64, 1 << 18
+"""Elements of a row of a part, and of all, from which on parts are made apart where no loop reads the result."""
 MANY, MANY_ON_GPU = 8, 32
 """With more inputs, cat stays a call: each would be a branch in the body, or a load that most threads skip."""
 
@@ -26,17 +26,16 @@ def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> A
     parts = [t for t in tensors if t.rank == len(out.shape) and ZERO not in t.shape]
     if not parts:
         return b.full(out, 0)
-    made = {value for node in b.nodes if isinstance(node, Nest) for value in node.out}
+    nested = {value for node in b.nodes if isinstance(node, Nest) for value in node.out}
     laid = out.strides == contiguous_strides(out.shape)  # parts that loops make are made where they end
     most = MANY if out.device.type != "cuda" else MANY_ON_GPU
-    if len(parts) > most or (len(parts) > MANY and laid and 2 * sum(t.value in made for t in parts) >= len(parts)):
+    if len(parts) > most or (len(parts) > MANY and laid and 2 * sum(t.value in nested for t in parts) >= len(parts)):
         return NotImplemented
-    row = min(volume(part.shape[d:]) for part in parts) * out.dtype.itemsize
-    large = row >= RUN and volume(out.shape) * out.dtype.itemsize >= LARGE
+    large = volume(out.shape) >= LARGE and min(volume(part.shape[d:]) for part in parts) >= RUN
     if b.last and laid and large and most == MANY:  # loops of their own, which do not ask where an element is
         copies = tuple([b.as_view(b.copy(part, out.with_shape(part.shape), "part")) for part in parts])
-        b.add(Extern((whole_value := b.value(out),), "aten.cat.default", (copies, d)))
-        return whole(whole_value)
+        b.add(Extern((made := b.value(out),), "aten.cat.default", (copies, d)))
+        return whole(made)
     starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
     return b.pointwise(out, lambda at: joined(out.dtype, parts, starts, d, at))
 

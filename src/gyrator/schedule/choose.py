@@ -59,7 +59,10 @@ def _without_trial(
     shown, read = shown_values(program), {value for unit in units for value in uses_of(unit)}
     made = producers(units, shown, on_gpu=gpu is not None)
     for call, product in [(u, p) for u in units if isinstance(u, Extern) and (p := product_of(u)) is not None]:
-        found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
+        found, rows = of_few(product, prologues(product, made, units)), at_most(product.shape[0])
+        # groups of few rows: 0.54 to 0.76 of the library's time on an H200, for 256 each 1.01 to 1.03
+        grouped = product.ends is not None and rows is not None and rows <= FEW_EACH * volume(product.ends.shape)
+        grouped &= product.rows_in_groups
         if gpu is not None:
             configs = few_configs(product, gpu, found) if found or grouped else ()
             found = found if configs else ()
@@ -76,12 +79,6 @@ def _without_trial(
             group = _follower(units, call, product) if product.out in read else None
             _exchange(units, (*found, call, *(() if group is None else (group,))), (replace(ways, epilogue=group),))
     return tuple(units), tuple(packings.values())
-
-
-def _has_small_groups(product: Product) -> bool:
-    """Whether rows are in groups of few: 0.54 to 0.76 of the library's time on an H200, for 256 each 1.01 to 1.03."""
-    rows = at_most(product.shape[0]) if product.rows_in_groups else None
-    return rows is not None and product.ends is not None and rows <= FEW_EACH * volume(product.ends.shape)
 
 
 class _Chooser:
@@ -192,7 +189,8 @@ def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> No
 def _prologued(plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]) -> tuple[Alternative, ...]:
     """The alternatives, each after the groups that make operands, then templates that compute these operands."""
     few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group.members[0].nest))
-    able = [(a, u) for a in plain for u in a.units if isinstance(u, Templated) and u.takes_elements]
+    ours = [(a, u) for a in plain for u in a.units if isinstance(u, Templated) and u.template in ("tiled", "panels")]
+    able = [(a, u) for a, u in ours if not any("PACKED" in dict(c.blocks) for c in u.configs)]  # they load or cut them
     fused: list[Alternative] = []
     for some in (found, *([cheap] if 0 < len(cheap) < len(found) else [])):
         suffix = "_with_prologues" if len(some) > 1 else "_with_prologue"

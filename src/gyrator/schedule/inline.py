@@ -54,7 +54,9 @@ def inline(program: Program, rule: Rule, *, smaller: bool = False) -> Program:
     two large operands has one reader, on a GPU more if one of them reads it elsewhere (``exp(a·b)`` and its shift).
     ``smaller``: only what is of nothing as large as itself, as distances of pairs of points."""
     pinned = shown_values(program).union(*map(addressed, program.nodes))
-    reads, sums = _reads(program, pinned), _window_sums(program)
+    nests = [node for node in program.nodes if isinstance(node, Nest)]
+    sums = {v for n in nests if any(_overlap(load, n) for load in loads(expressions(n.root))) for v in n.out if v}
+    reads = _reads(program, pinned)
     producers: dict[Value, Nest] = {}
 
     def inlined(nest: Nest) -> tuple[Nest, ...]:
@@ -105,13 +107,6 @@ def _reads(program: Program, pinned: Set[Value]) -> dict[Value, _Reads]:
             flags = (old.stored or stored, old.slid or new.slid, old.shifted or new.shifted)
             found[load.value] = _Reads(nests, *added, *flags)
     return found
-
-
-def _window_sums(program: Program) -> set[Value]:
-    """What nests on a GPU make of windows, to be stored as narrow as what is made of it."""
-    nests = [node for node in program.nodes if isinstance(node, Nest)]
-    overlapping = [n for n in nests if any(_overlap(load, n) for load in loads(expressions(n.root)))]
-    return {value for nest in overlapping for value in nest.out if value is not None}
 
 
 def _overlap(load: Load, nest: Nest) -> bool:

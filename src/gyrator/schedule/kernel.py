@@ -14,7 +14,7 @@ from gyrator.ir.build import cast, op
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite, stem_of
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Reduce, Root, Scan, Scatter, bodies, defines
+from gyrator.ir.program import Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in, stage_exprs
 from gyrator.ir.volume import at_most, cost_of, iterations, volume
@@ -157,7 +157,9 @@ class Writer:
         stages = _stores_last(stages, self._rows.values())
         if self.shape.style is Style.SHEET:
             return self._sheet(space, stages, [_reduced(m) for m in here if isinstance(m.nest.root, Reduce)])
-        in_order = any(_goes_in_order(m.nest.root) for m in here)
+        scans = [m.nest.root for m in here if isinstance(m.nest.root, Scan)]
+        # other scans add up the lanes of a vector in any order, on which way doubles might overflow
+        in_order = any(root.kind == "logaddexp" or root.body[0].dtype == torch.float64 for root in scans)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not in_order))
 
     def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool) -> Body:
@@ -177,9 +179,8 @@ class Writer:
 
     def _lanes(self, axis: Axis) -> int:
         """Those of the shape; of a short loop only as many as hold all, if they fill half a register of AVX2."""
-        values = [v for m in self.members for v in (*[load.value for load in m.loads], *defines(m.nest))]
-        least, most = 16 // min(v.dtype.itemsize for v in values), at_most(axis.extent) or self.shape.lanes
-        return min(self.shape.lanes, max(least, 1 << (most - 1).bit_length()))
+        size = min(v.dtype.itemsize for v in (*self.made, *[load.value for m in self.members for load in m.loads]))
+        return min(self.shape.lanes, max(16 // size, 1 << ((at_most(axis.extent) or 64) - 1).bit_length()))
 
     def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
         """The element of a tile for one in memory that is contiguous along the tile's rows; any other is itself."""
@@ -213,15 +214,6 @@ class Writer:
     def _part(self, space: int) -> str:
         """The row that a sheet combines into: one for each round of the outermost loop where there are several."""
         return "_part" if self.shape.style is Style.SHEET and len(self.shape.spaces[space]) > 1 else ""
-
-    def _total(self, value: Value) -> torch.dtype:
-        """The dtype of a sheet's row: on a CPU float32 sums of parts are added up in float64, however many they are."""
-        nest, space = self.made[value][0].nest, self.made[value][0].space
-        is_sum = isinstance(nest.root, Reduce) and nest.root.kind == "sum" and value.dtype == torch.float32
-        if not is_sum or space is None or self.on_gpu:
-            return value.dtype
-        few = iterations(self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
-        return torch.float64 if self._part(space) or few else value.dtype
 
     def _sheet(self, space: int, stages: list[Loop | Stage], sums: list[tuple[str, Value]]) -> list[Loop | Stage]:
         """All rows in order. With two loops or more, each round of the outer ones sums apart and is added at its
@@ -367,7 +359,10 @@ class Writer:
             axes = self.shape.spaces[space] + (self._lane if self.shape.style is Style.STRIPS else ())
         if (value, part) not in self._rows:
             extents = tuple(_bound(a) for a in axes)
-            dtype = value.dtype if part else self._total(value)
+            root, sheet = self.made[value][0].nest.root, self.shape.style is Style.SHEET and not part
+            # a sheet adds up float32 sums of parts in float64, however many they are
+            wide = sheet and isinstance(root, Reduce) and root.kind == "sum" and value.dtype == torch.float32
+            dtype = torch.float64 if wide else value.dtype
             self._rows[value, part] = Value(f"row_{value.name}{part}", extents, dtype, contiguous_strides(extents))
         return self._rows[value, part], tuple(a.index() for a in axes)
 
@@ -384,12 +379,6 @@ def _reduced(member: Member) -> tuple[str, Value]:
     root, value = member.nest.root, member.nest.out[0]
     assert isinstance(root, Reduce) and value is not None
     return root.kind, value
-
-
-def _goes_in_order(root: Root) -> bool:
-    """Whether a loop takes element after element. Other scans add up the lanes of a vector in any order; doubles might
-    overflow on such a way and not on the straight one."""
-    return isinstance(root, Scan) and (root.kind == "logaddexp" or root.body[0].dtype == torch.float64)
 
 
 def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Loop | Stage]:

@@ -76,16 +76,14 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     found = accesses(group, stored)
     if group.pointwise:
         return _points(group, found)
-    column = _column(group, contiguous_axes(found))
-    column = _cheaper_column(group, stored, found, column)
+    column = _column(group, stored, found)
     results = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
     inside = accesses(group, stored - results, inside=True)
     if column is not None and (beside := _beside(group, column, found)) and _are_one(column, beside, inside):
         return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
     narrow = column is not None and iterations((column,)) <= TINY and all(m.space is not None for m in group.members)
     rows = [a for a in group.outer if not (narrow and a is column)]
-    many = bool(rows) and iterations((rows[-1],)) >= 4 * LANES
-    short = many and _have_at_most(BLOCK if narrow else TINY, group.spaces)  # or columns are, of no long rows
+    short = bool(rows) and iterations((rows[-1],)) >= 4 * LANES and _have_at_most(TINY, group.spaces)
     across = None if narrow and short else column
     # more may be read beside each other along rows, as where a small table is read again for each row
     if across is not None and lane_cost(group, stored, across, LANES) <= lane_cost(group, stored, None, LANES):
@@ -97,7 +95,11 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     alone = len(group.spaces) > 1 or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     alone = alone or waits_for_reduction(group)
     if iterations(group.outer) < FEW_ROWS and iterations(group.spaces[0]) > LONG_ROW and not alone:
-        return _split_row(group)
+        row, blocks = list(group.spaces[0]), dict[Atom, Index]()
+        if len(row) == 1 or iterations((row[0],)) < FEW_ROWS:
+            block, inner = _blocked(row[-1], BLOCK, blocks)
+            row = [block, *row[:-1], inner]
+        return Shape(group, Style.SPLIT, group.outer, None, (tuple(row),), blocks)
     return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})
 
 
@@ -242,18 +244,14 @@ def _large(found: list[Access]) -> list[Index]:
     return [a.position for a in found if a.weight * 4 >= heavy]
 
 
-def _column(group: Group, unit: set[Axis]) -> Axis | None:
-    """The outer axis along which memory is contiguous, unless rows are contiguous too."""
-    scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
-    if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(group.spaces)):
-        return None
-    return next((a for a in reversed(group.outer) if a in unit), None)
-
-
-def _cheaper_column(group: Group, stored: frozenset[Value], found: list[Access], column: Axis | None) -> Axis | None:
-    """``column``, or another outer axis along which far more lies beside each other, as ``d`` of what all rows share:
+def _column(group: Group, stored: frozenset[Value], found: list[Access]) -> Axis | None:
+    """The outer axis along which memory is contiguous, unless rows are contiguous too; or another one along which far
+    more lies beside each other, as ``d`` of what all rows share:
 
     sum over j of t[i, j] * b[j, d]   →   | i { - j { = d: acc[d] += t[i, j] * b[j, d] } }"""
+    unit, scanned = contiguous_axes(found), {m.space for m in group.members if isinstance(m.nest.root, Scan)}
+    in_rows = any(s and s[-1] in unit and k not in scanned for k, s in enumerate(group.spaces))
+    column = None if in_rows else next((a for a in reversed(group.outer) if a in unit), None)
     along = [a for a in group.outer if a is not column and iterations((a,)) >= LANES]
     others = [a for a in along if any(access.position.coefficient(a) is ONE for access in found)]
     if not others:
@@ -280,25 +278,20 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
     small = iterations(group.outer) < BLOCK  # as results of parts are, which are added up in float64
     simple = simple and (small or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
     style = Style.SHEET if simple else Style.STRIPS
-    block = _sheet_width(width, iterations(others)) if simple else 4 * LANES
+    share = max(256, -(-width // (64 * FEW_ROWS)) * 64)  # of a sheet: long runs of memory, and work for all cores
+    block = 4 * LANES if not simple else 4096 if iterations(others) >= FEW_ROWS else min(4096, share)
     blocks: dict[Atom, Index] = {}
     if width > block:
         outside, column = _blocked(column, block, blocks)
         others.insert(0 if tiny else len(others), outside)
     if simple:
         for k, space in enumerate(spaces):
-            if space and ((most := at_most(space[-1].extent)) is None or most > PART):
+            if space and ((most := at_most(space[-1].extent)) is None or most > PART // 2):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
     if beside is not None:
         blocks |= digits_of(blocks.get(both, both.index()), (beside, inner))
     lanes = 4 * LANES if not simple and not tiny and width >= 4 * LANES else LANES
     return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)
-
-
-def _sheet_width(columns: int, parallel: int) -> int:
-    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the cores."""
-    share = -(-columns // FEW_ROWS)
-    return 4096 if parallel >= FEW_ROWS else min(4096, max(256, -(-share // 64) * 64))
 
 
 def _tiled_rows(group: Group, found: list[Access]) -> Shape | None:
@@ -314,14 +307,6 @@ def _tiled_rows(group: Group, found: list[Access]) -> Shape | None:
     block, inner = _in_blocks(across, TILE_ROWS if iterations(group.outer) >= FEW_ROWS * BLOCK else LANES, blocks)
     parallel = (*[a for a in group.outer if a is not across], *block)
     return Shape(group, Style.ROWS, parallel, None, group.spaces, blocks, tile=inner)
-
-
-def _split_row(group: Group) -> Shape:
-    row, blocks = list(group.spaces[0]), dict[Atom, Index]()
-    if len(row) == 1 or iterations((row[0],)) < FEW_ROWS:
-        block, inner = _blocked(row[-1], BLOCK, blocks)
-        row = [block, *row[:-1], inner]
-    return Shape(group, Style.SPLIT, group.outer, None, (tuple(row),), blocks)
 
 
 def _in_blocks(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axes, Axis]:

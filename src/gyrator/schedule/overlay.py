@@ -45,8 +45,10 @@ def overlay(plan: Plan) -> Plan:
     before = plan.steps[: fresh[host]]
     found = [guest for guest in guests(before) if _shows(host, guest.value.dtype) and _is_known(guest.value)]
     lies = _overlaid(sorted(found, key=lambda guest: guest.start), host)
-    if len(lies) < len(found):  # the order that leaves less apart
-        lies = max(lies, _overlaid(sorted(found, key=_by_size), host), key=lambda lies: sum(map(_bytes, lies)))
+    if len(lies) < len(found):  # the order that leaves less apart: or last what is less than half of its room
+        few = {g for g in found if count_of(_aligned(g.value.nbytes)) > 2 * _bytes(g.value)}
+        by_size = sorted(found, key=lambda guest: (guest in few, -_bytes(guest.value)))
+        lies = max(lies, _overlaid(by_size, host), key=lambda lies: sum(map(_bytes, lies)))
     if not lies:
         return plan
     others = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
@@ -119,11 +121,6 @@ def _overlaid(guests: Sequence[Guest], host: Value) -> dict[Value, Allocate]:
                 places.append((guest, at, _aligned(after)))
                 break
     return lies
-
-
-def _by_size(guest: Guest) -> tuple[bool, int]:
-    """The largest first, but last those that are less than half of a multiple of 64 bytes that holds them always."""
-    return count_of(_aligned(guest.value.nbytes)) > 2 * _bytes(guest.value), -_bytes(guest.value)
 
 
 def _aligned(end: Index) -> Index:

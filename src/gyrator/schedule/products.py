@@ -98,11 +98,6 @@ class Templated:
     attend: Attend | None = None
     prologue: tuple[Group, ...] = ()
 
-    @property
-    def takes_elements(self) -> bool:
-        """Whether its template may compute operands: it loads them element by element, or cuts panels itself."""
-        return self.template == "tiled" or (self.template == "panels" and "PACKED" not in dict(self.configs[0].blocks))
-
 
 Unit = Group | Extern | Templated
 

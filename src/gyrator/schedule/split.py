@@ -25,8 +25,7 @@ FILLED, SHORT = 128, 4
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations, which
-    follow each other or, ``in_turns``, lie ``parts`` apart. A ``column`` is the kept axis that parts come before, or,
-    if they are ``ends`` of rows, after."""
+    follow each other or, ``in_turns``, lie ``parts`` apart; before the kept axis ``column`` or, if ``ends``, after."""
 
     axes: tuple[Axis, ...]
     parts: int
@@ -53,8 +52,7 @@ def split_reductions(program: Program) -> Program:
 
     Before that, where columns are no whole vectors, rows that fill some are summed apart:
     ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32 x[i*32 + b, j]; …``
-    and so are the elements of short ends of rows, as of ``x[i, j, k]`` the 8 along k, which vectors hold with those
-    of other j."""
+    and so are short ends of rows, as the 8 along k of ``x[i, j, k]``, which vectors hold with those of other j."""
     joined = map_nests(program, lambda nest: split(nest, _cut(nest, _short_ends)))
     filled = map_nests(joined, lambda nest: split(nest, _cut(nest, _rows_for_vectors)))
     return map_nests(filled, lambda nest: split(nest, _cut(nest, _rows_for_cores)))
@@ -72,10 +70,9 @@ def _short_ends(nest: Nest, root: Reduce) -> Cut | None:
     place = _largest_place(root)
     end = next((a for a in root.reduced if place.coefficient(a) is ONE), None)
     near = next((a for a in nest.axes if end and place.coefficient(a) is end.extent), None)
-    if end is None or near is None or root.kind == "welford" or iterations((end,)) >= 4 * LANES:
-        return None
-    many = iterations(root.reduced) >= FILLED * iterations((end,))
-    return Cut((end,), end.extent.value or 0, ONE, column=near, ends=True) if many and end.extent.value else None
+    parts = end.extent.value if end and near and root.kind != "welford" else None
+    few = parts and parts < 4 * LANES and iterations(root.reduced) >= FILLED * parts
+    return Cut((end,), parts, ONE, column=near, ends=True) if end and parts and few else None
 
 
 def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:

@@ -20,13 +20,13 @@ extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, i
         constexpr gy::lanes<16> lanes;
         const auto x_0 = gy::load(lanes, x + i * 1024 + j);
         const auto e = gy::exp(gy::sub(x_0, gy::broadcast<16>(m)));
-        gy::store(lanes, row + j, e);
+        gy::store_whole(lanes, row + j, e);
         gy::update(lanes, d_sum, e);
       }
       const auto d = d_sum.result();
       for (int64_t j = 0; j < 1024; j += 16) {
         constexpr gy::lanes<16> lanes;
-        const auto row_0 = gy::load(lanes, row + j);
+        const auto row_0 = gy::load_whole(lanes, row + j);
         gy::store(lanes, y + i * 1024 + j, gy::div(row_0, gy::broadcast<16>(d)));
       }
     }

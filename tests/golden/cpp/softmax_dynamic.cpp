@@ -19,12 +19,12 @@ extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, i
       gy::for_lanes<16>(0, s1, [=, &d_sum](auto lanes, int64_t j) GY_INLINE {
         const auto x_0 = gy::load(lanes, x + i * s1 + j);
         const auto e = gy::exp(gy::sub(x_0, gy::broadcast<16>(m)));
-        gy::store(lanes, row + j, e);
+        gy::store_whole(lanes, row + j, e);
         gy::update(lanes, d_sum, e);
       });
       const auto d = d_sum.result();
       gy::for_lanes<16>(0, s1, [=](auto lanes, int64_t j) GY_INLINE {
-        const auto row_0 = gy::load(lanes, row + j);
+        const auto row_0 = gy::load_whole(lanes, row + j);
         gy::store(lanes, y + i * s1 + j, gy::div(row_0, gy::broadcast<16>(d)));
       });
     }
