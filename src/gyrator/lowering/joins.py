@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.build import between, both, cast, constant, masked, number, op, within
-from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
+from gyrator.ir.build import between, both, cast, masked, number, op, within
+from gyrator.ir.expr import Const, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Coords, Index, IndexLike, as_index, contiguous_strides
 from gyrator.ir.program import Extern, Nest
 from gyrator.ir.volume import volume
