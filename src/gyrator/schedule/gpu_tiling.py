@@ -178,15 +178,15 @@ def _sided_tiles(walk: _Walk) -> Tiling:
 
 
 def _tiling_of(sides: Axes, shapes: list[tuple[tuple[int, ...], int, int]], whole: dict[Axis, bool]) -> Tiling:
-    """Tiles along sides of the grid and rows, for (blocks of these sides, block of a row that is not whole, warps)."""
+    """Tiles along sides of the grid and rows, for (blocks of these sides, block of a row that is not whole, warps).
+    Blocks of rows have one size: Triton computes with sums of a smaller tile in its layout, in which every thread has
+    a whole row."""
     names = ("YBLOCK", "XBLOCK")[2 - len(sides) :]
     blocks = {axis: f"R{n}BLOCK" if len(whole) > 1 else "RBLOCK" for n, axis in enumerate(whole)}
     longest = max((power(at_most(axis.extent)) for axis, w in whole.items() if w), default=0)
     configs = [
-        Config(
-            (*zip(names, side, strict=True), *((b, max(longest * whole[a], block)) for a, b in blocks.items())), warps
-        )
-        for side, block, warps in shapes
+        Config((*zip(names, side, strict=True), *((b, max(longest * whole[a], n)) for a, b in blocks.items())), warps)
+        for side, n, warps in shapes
     ]
     tiles = (*map(Tile, sides, names), *(Tile(a, blocks[a], w) for a, w in whole.items()))
     return Tiling(tiles, tuple(configs), "persistent" if all(whole.values()) else "looped")
@@ -366,10 +366,11 @@ def _sorts(loops: tuple[Loop, ...]) -> bool:
 
 def in_32_bits(tiling: Tiling, kernel: Kernel) -> Tiling:
     """``tiling`` with what positions need: 32 bits, 64, or 32 while bounds that sizes decide are small, as by hints."""
-    found = [bounds_in_sizes(i) for i in tree.indices_in(kernel.body)]
+    indices = [*tree.indices_in(kernel.body)]
+    found, known = [bounds_in_sizes(i) for i in indices], {size for i in indices for size in i.sizes()}
     every = {bound for bounds in found if bounds is not None for bound in bounds}
     divided = any(isinstance(a, FloorDiv) and not is_nonnegative(a.den - 1) for bound in every for a in bound.atoms())
-    if None in found or divided or any(volume((bound,)) >= WITHIN_32_BITS for bound in every):
+    if None in found or divided or any(volume((b,)) >= WITHIN_32_BITS or not b.sizes() <= known for b in every):
         return replace(tiling, wide=True)
     largest = list[Index]()
     for bound in sorted(every, key=lambda bound: (-volume((bound,)), str(bound))):
