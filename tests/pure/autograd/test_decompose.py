@@ -366,6 +366,7 @@ def test_a_threshold_lets_the_gradient_of_a_value_pass_that_it_lets_pass(dtype: 
     assert torch.equal(values, F.threshold(x, least, 0.0)) and torch.equal(gradient, (values == x).to(dtype))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="capture takes it for a view there")
 def test_a_view_copy_may_be_of_what_has_no_such_view() -> None:
     same_as_eager(lambda x: torch.view_copy(x.expand(4, 2), (8,)), torch.randn(2).requires_grad_())
     same_as_eager(lambda x: torch.view_copy(x, (2, 3)).add_(x.view(2, 3)), torch.randn(6), backward=False)
