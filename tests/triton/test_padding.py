@@ -177,17 +177,18 @@ def test_large_products_that_the_caller_sees_are_a_templates_own_without_padding
     assert any(isinstance(step, Call) for step in emulator.printed[1].plan.steps)
 
 
-def test_a_template_counts_any_number_of_rows(compiler: Worker) -> None:
-    """Positions then take 64 bits, of which descriptors take 32."""
+@pytest.mark.parametrize(("rows", "wide"), [(16_384, False), (131_072, True)])
+def test_a_template_counts_any_number_of_rows(rows: int, wide: bool, compiler: Worker) -> None:
+    """Positions take 64 bits where there are many, of which descriptors take 32."""
 
     def logits(x: Tensor, w: Tensor) -> Tensor:
         assert (x.shape[1], *w.shape) == (768, 30_522, 768)
         return x @ w.t()
 
-    x, w = torch.empty(16_384, 768, dtype=torch.bfloat16), torch.empty(30_522, 768, dtype=torch.bfloat16)
+    x, w = torch.empty(rows, 768, dtype=torch.bfloat16), torch.empty(30_522, 768, dtype=torch.bfloat16)
     (kernel,) = gpu_plan(on_gpu(lowered(logits, x, w, dynamic=True).program)).kernels
     printed = print_triton(kernel)
-    assert "gemm.described" in printed.source and kernel.tiling is not None and kernel.tiling.wide
+    assert "gemm.described" in printed.source and kernel.tiling is not None and kernel.tiling.wide is wide
     assert compiler.compile(printed, printed.configs[0], 90).spills == 0
 
 
