@@ -196,7 +196,7 @@ class GpuKernels:
             self.tuned(name, told, new)
 
     def _unaligned(self, about: Mapping[str, Any], programs: Sized, known: Sequence[tuple[int, int]]) -> Launch:
-        """The launch for arguments of which only these divisors are ``known``."""
+        """The launch for arguments of which only these divisors are ``known``, and of sizes that may be large."""
         if self.rebuild is None:
             raise LaunchFailed(about["name"], "an argument is not aligned, or too large, and there is no builder")
         request = {**about["unaligned"], "divisors": sorted([*about["unaligned"]["divisors"], *map(list, known)])}
